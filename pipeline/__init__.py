@@ -1,0 +1,1 @@
+"""Plan, then fill: checkpoint headers decide every output byte before one weight is read."""

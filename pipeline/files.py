@@ -1,0 +1,338 @@
+"""The only room that opens, reads, writes, syncs, renames or links a file.
+
+Every call that can fail half-way goes through the names at the head of this module, so a test can
+make the n-th of them fail, come back short, or die there. Short reads and writes are completed or
+refused; nothing ever appears unfinished under a final name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import OutputError, SourceError
+
+_open = os.open
+_preadv = os.preadv
+_pwrite = os.pwrite
+_write = os.write
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+_fsync = os.fsync
+_replace = os.replace
+_link = os.link
+_truncate = os.truncate
+
+_MAX_CALL_NBYTES = 1 << 30
+"""Linux moves at most 2,147,479,552 bytes a call; half of that is asked for at a time."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[int]:
+    """An open file descriptor for reading ``path``.
+
+    Raises:
+        SourceError: The file is missing or unreadable.
+    """
+    try:
+        fd = _open(path, os.O_RDONLY)
+    except OSError as error:
+        raise SourceError(
+            "cannot open for reading", file=path, found=os.strerror(error.errno or 0)
+        ) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def writing(path: Path, *, create: bool = False) -> Iterator[int]:
+    """An open file descriptor for positioned writes; never truncates what is there."""
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    try:
+        fd = _open(path, flags, 0o644)
+    except OSError as error:
+        raise _output_error("cannot open for writing", path, error) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_exact(fd: int, out: memoryview, offset: int, path: Path) -> None:
+    """Fill ``out`` from ``offset``; a file that ends earlier is an error, never a short result.
+
+    Raises:
+        SourceError: The file ends before ``offset + len(out)``, or the device reports an error.
+    """
+    done = 0
+    while done < out.nbytes:
+        try:
+            n = _preadv(fd, [out[done : done + _MAX_CALL_NBYTES]], offset + done)
+        except OSError as error:
+            raise SourceError(
+                "the device refused a read",
+                file=path,
+                offset=offset + done,
+                found=os.strerror(error.errno or 0),
+            ) from error
+        if n == 0:
+            raise SourceError(
+                "the file ends too early",
+                file=path,
+                offset=offset,
+                expected=f"{out.nbytes:,} bytes",
+                found=f"{done:,} bytes",
+                next_step="Fetch the file again; it was cut or is still being written.",
+            )
+        done += n
+
+
+def read_bytes(path: Path, offset: int = 0, nbytes: int | None = None) -> bytes:
+    """``nbytes`` of ``path`` from ``offset``, to the end of the file when not given."""
+    with reading(path) as fd:
+        if nbytes is None:
+            nbytes = os.fstat(fd).st_size - offset
+        out = bytearray(nbytes)
+        read_exact(fd, memoryview(out), offset, path)
+    return bytes(out)
+
+
+def write_exact(fd: int, content: memoryview, offset: int, path: Path) -> None:
+    """Write all of ``content`` at ``offset``.
+
+    Raises:
+        OutputError: Disk full, file size limit, or a device error; what was written before stands.
+    """
+    done = 0
+    while done < content.nbytes:
+        try:
+            n = _pwrite(fd, content[done : done + _MAX_CALL_NBYTES], offset + done)
+        except OSError as error:
+            raise _output_error("cannot write", path, error, offset + done) from error
+        if n <= 0:
+            raise OutputError("a write moved no byte", file=path, offset=offset + done)
+        done += n
+
+
+def append_line(fd: int, line: bytes, path: Path) -> None:
+    """Append one line in a single write, so that a torn line can only be the last one."""
+    try:
+        n = _write(fd, line)
+    except OSError as error:
+        raise _output_error("cannot append", path, error) from error
+    if n != len(line):
+        raise OutputError(
+            "a line was appended only in part", file=path, expected=len(line), found=n
+        )
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[int]:
+    """An open file descriptor whose writes go to the end of ``path``."""
+    try:
+        fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise _output_error("cannot open for appending", path, error) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync(fd: int, path: Path) -> None:
+    """Make what was written to ``fd`` durable.
+
+    Raises:
+        OutputError: The device could not store it; the written bytes are then not to be trusted.
+    """
+    try:
+        _fdatasync(fd)
+    except OSError as error:
+        raise _output_error("cannot make writes durable", path, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    fd = _open(folder, os.O_RDONLY)
+    try:
+        _fsync(fd)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; the rename itself stands there.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise _output_error("cannot make names durable", folder, error) from error
+    finally:
+        os.close(fd)
+
+
+def rename(part: Path, final: Path) -> None:
+    """Give a whole, synced file its final name, durably."""
+    try:
+        _replace(part, final)
+    except OSError as error:
+        raise _output_error("cannot rename", final, error) from error
+    sync_folder(final.parent)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put ``content`` under ``path`` all at once: temporary name, sync, rename, sync."""
+    make_folder(path.parent)
+    part = path.with_name(f".{path.name}.part")
+    with writing(part, create=True) as fd:
+        os.ftruncate(fd, 0)
+        write_exact(fd, memoryview(content), 0, part)
+        sync(fd, part)
+    rename(part, path)
+
+
+def make_folder(folder: Path) -> None:
+    """Create ``folder`` and its parents.
+
+    Raises:
+        OutputError: Something that is no folder stands there, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _output_error("cannot create the folder", folder, error) from error
+
+
+def allocate(fd: int, nbytes: int, path: Path) -> None:
+    """Reserve ``nbytes`` for an output, so that a full disk shows at the start and not at the end.
+
+    File systems without preallocation get a sparse file of that size.
+
+    Raises:
+        OutputError: The disk cannot hold the file.
+    """
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise _output_error("cannot reserve space", path, error) from error
+        os.ftruncate(fd, nbytes)
+
+
+def truncate(path: Path, nbytes: int) -> None:
+    """Cut or extend ``path`` to ``nbytes`` (extended bytes are a hole)."""
+    try:
+        _truncate(path, nbytes)
+    except OSError as error:
+        raise _output_error("cannot set the length", path, error) from error
+
+
+def link_or_copy(existing: Path, name: Path) -> None:
+    """Show ``existing`` under ``name`` too: hard link, else a copy, all or nothing."""
+    make_folder(name.parent)
+    part = name.with_name(f".{name.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        _link(existing, part)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise _output_error("cannot link", name, error) from error
+        copy_range(existing, 0, existing.stat().st_size, part, 0)
+    rename(part, name)
+
+
+def copy_range(
+    source: Path,
+    source_offset: int,
+    nbytes: int,
+    target: Path,
+    target_offset: int,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Copy bytes between files inside the kernel; file systems that can share extents do so."""
+    with reading(source) as fd_in, writing(target, create=True) as fd_out:
+        done = 0
+        while done < nbytes:
+            n = _copy_some(
+                fd_in,
+                fd_out,
+                (source, source_offset + done),
+                (target, target_offset + done),
+                min(nbytes - done, _MAX_CALL_NBYTES),
+            )
+            done += n
+            if progress:
+                progress(n)
+        sync(fd_out, target)
+
+
+def _copy_some(
+    fd_in: int, fd_out: int, source: tuple[Path, int], target: tuple[Path, int], nbytes: int
+) -> int:
+    try:
+        n = os.copy_file_range(fd_in, fd_out, nbytes, source[1], target[1])
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise _output_error("cannot copy", target[0], error, target[1]) from error
+        n = min(nbytes, 1 << 24)
+        chunk = memoryview(bytearray(n))
+        read_exact(fd_in, chunk, source[1], source[0])
+        write_exact(fd_out, chunk, target[1], target[0])
+    if n == 0:
+        raise SourceError("the file ends too early", file=source[0], offset=source[1])
+    return n
+
+
+def forget_cached(fd: int, offset: int, nbytes: int) -> None:
+    """Tell the kernel that a range will not be read again: a long pass must not flush the cache."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def free_nbytes(folder: Path) -> int:
+    """Bytes that can still be written on the file system that holds (or will hold) ``folder``."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def _output_error(what: str, path: Path, error: OSError, offset: int | None = None) -> OutputError:
+    steps = {
+        errno.ENOSPC: "Free some space and run the same command again; finished work is kept.",
+        errno.EDQUOT: "Free some quota and run the same command again; finished work is kept.",
+        errno.EFBIG: "Raise the file size limit (ulimit -f) or lower the shard size.",
+        errno.EACCES: "Choose an output folder that you can write.",
+        errno.EROFS: "Choose an output folder on a writable file system.",
+    }
+    return OutputError(
+        what,
+        file=path,
+        offset=offset,
+        found=os.strerror(error.errno or 0),
+        next_step=steps.get(error.errno or 0),
+    )
+
+
+def modified_ns(path: Path) -> int:
+    """When ``path`` was last changed, in nanoseconds."""
+    return path.stat().st_mtime_ns
+
+
+def allocated_nbytes(path: Path) -> int:
+    """Bytes of disk that ``path`` already occupies; none where it does not exist."""
+    return path.stat().st_blocks * 512 if path.exists() else 0
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a whole file, read in pieces."""
+    digest = hashlib.sha256()
+    with reading(path) as fd:
+        left, offset = os.fstat(fd).st_size, 0
+        chunk = memoryview(bytearray(1 << 20))
+        while left > offset:
+            piece = chunk[: left - offset]
+            read_exact(fd, piece, offset, path)
+            digest.update(piece)
+            offset += len(piece)
+    return digest.hexdigest()
