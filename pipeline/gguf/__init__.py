@@ -1,0 +1,1 @@
+"""The GGUF container: header bytes, header reader, resumable shard writer. Knows no recipes."""

@@ -1,0 +1,154 @@
+"""One logical model over one or many GGUF files.
+
+Split naming and keys after llama.cpp ``tools/gguf-split`` and its loader: shard numbers in names
+count from 1, in ``split.no`` from 0; the first shard carries the model's metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import FormatError
+from pipeline.gguf.keys import KeyValue, i32, u16
+from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
+
+SPLIT_NO = "split.no"
+SPLIT_COUNT = "split.count"
+SPLIT_TENSORS_COUNT = "split.tensors.count"
+MAX_SHARDS = 65535
+"""``split.count`` is an unsigned 16-bit number."""
+
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The files of one model, in shard order."""
+
+    files: tuple[GgufFile, ...]
+
+    @property
+    def key_values(self) -> Mapping[str, KeyValue]:
+        """Metadata of the model: the first shard's."""
+        return self.files[0].key_values
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, GgufTensor]]:
+        """Every tensor by name, with the number (from 0) of the shard that holds it."""
+        return {
+            name: (no, tensor)
+            for no, file in enumerate(self.files)
+            for name, tensor in file.tensors.items()
+        }
+
+
+def shard_file_name(stem: str, no: int, count: int) -> str:
+    """Name of shard ``no`` (from 0) of ``count``; loaders accept no other spelling."""
+    return f"{stem}-{no + 1:05d}-of-{count:05d}.gguf"
+
+
+def split_keys(no: int, count: int, n_tensors: int) -> tuple[KeyValue, KeyValue, KeyValue]:
+    """What every shard says of the set: its number (from 0), their count, all their tensors."""
+    return u16(SPLIT_NO, no), u16(SPLIT_COUNT, count), i32(SPLIT_TENSORS_COUNT, n_tensors)
+
+
+def read_model(path: Path) -> GgufModel:
+    """The model at ``path``: a single file, any shard of a set, or a folder that holds one model.
+
+    Raises:
+        FormatError: A file breaks the format, a shard is missing, renamed or from another set, or
+            the folder holds no model or several.
+        SourceError: A file cannot be opened or read.
+    """
+    paths = _shard_paths(_only_model(path) if path.is_dir() else path)
+    if len(paths) == 1:
+        file = read_gguf(paths[0])
+        _check_single(file)
+        return GgufModel((file,))
+    _check_present(paths)
+    files = tuple(read_gguf(shard) for shard in paths)
+    _check_set(files)
+    return GgufModel(files)
+
+
+def _only_model(folder: Path) -> Path:
+    """The first file of the only model in ``folder``."""
+    models: dict[Path, Path] = {}
+    for file in sorted(folder.glob("*.gguf")):
+        models.setdefault(_shard_paths(file)[0], file)
+    if len(models) != 1:
+        names = ", ".join(file.name for file in models.values())
+        raise FormatError(
+            "the folder does not hold exactly one model",
+            file=folder,
+            found=names or "no .gguf file",
+            next_step="Name one of the files.",
+        )
+    return next(iter(models.values()))
+
+
+def _shard_paths(path: Path) -> tuple[Path, ...]:
+    match = _SHARD_NAME.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    no, count = int(match["no"]), int(match["count"])
+    if not 1 <= no <= count <= MAX_SHARDS:
+        raise FormatError("the shard number in the name is impossible", file=path)
+    return tuple(path.with_name(shard_file_name(match["stem"], i, count)) for i in range(count))
+
+
+def _check_present(paths: Sequence[Path]) -> None:
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise FormatError(
+            f"a shard is missing{more}",
+            file=missing[0],
+            expected=f"{len(paths):,} files",
+            next_step="Complete the set, or give back the names the shards were made with.",
+        )
+
+
+def _check_single(file: GgufFile) -> None:
+    count = file.key_values.get(SPLIT_COUNT)
+    if count is not None and count.value != 1:
+        raise FormatError(
+            "the file is one shard of a set but not named as one",
+            file=file.path,
+            found=f"{SPLIT_COUNT} {count.value}",
+            next_step="Give it back the name ending in -00001-of-00002.gguf or the like.",
+        )
+
+
+def _check_set(files: Sequence[GgufFile]) -> None:
+    n_tensors = sum(len(file.tensors) for file in files)
+    for no, file in enumerate(files):
+        for expected in split_keys(no, len(files), n_tensors):
+            found = file.key_values.get(expected.key)
+            # Loaders take the tensor count from the first shard, so the others may leave it out.
+            is_optional = no > 0 and expected.key == SPLIT_TENSORS_COUNT
+            if found != expected and not (found is None and is_optional):
+                raise FormatError(
+                    f"{expected.key} does not fit this place in the set",
+                    file=file.path,
+                    expected=f"{expected.type.name} {expected.value}",
+                    found="nothing" if found is None else f"{found.type.name} {found.value}",
+                )
+    _refuse_duplicates(files)
+
+
+def _refuse_duplicates(files: Sequence[GgufFile]) -> None:
+    owner: dict[str, str] = {}
+    for name, file in _names(files):
+        if name in owner:
+            raise FormatError(
+                "two shards hold the same tensor", file=file, tensor=name, found=f"in {owner[name]}"
+            )
+        owner[name] = file
+
+
+def _names(files: Sequence[GgufFile]) -> Iterator[tuple[str, str]]:
+    return ((name, file.path.name) for file in files for name in file.tensors)

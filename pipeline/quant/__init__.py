@@ -1,0 +1,1 @@
+"""GGUF block types and the quantizers that write them. Knows no model names."""
