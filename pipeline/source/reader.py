@@ -1,0 +1,226 @@
+"""Row ranges of stored matrices: positioned reads into small buffers, decoded tile by tile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from pipeline.errors import DecodeError, SourceError
+from pipeline.files import forget_cached, read_exact, reading
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.decode import (
+    F32,
+    U8,
+    BadCodeError,
+    bf16_bound,
+    decode_bf16,
+    decode_fp4,
+    decode_fp8,
+    f32_bound,
+)
+from pipeline.source.header import SourceFile
+from pipeline.source.repack import repack_mxfp4
+from pipeline.source.spec import Codec, MatrixRef
+from pipeline.source.stored import StoredMatrix, StoredRows, store_of
+
+_STEP_NBYTES = 1 << 20
+"""Codes read at a time; scratch stays near this size whatever tile is asked for."""
+
+
+class SourceReader:
+    """Reads and decodes row ranges of a checkpoint's matrices; any number of threads may share it.
+
+    Files are opened when first needed and closed on leaving the context. Nothing is read whole.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._open_files = ExitStack()
+        self._fds: dict[Path, int] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._is_open = False
+        self._nbytes_read = 0
+
+    def __enter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._is_open = False
+            self._fds.clear()
+            self._open_files.close()
+
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes read from shards so far."""
+        return self._nbytes_read
+
+    def decode_rows(self, matrix: MatrixRef, row_begin: int, out: F32) -> float:
+        """Fill ``out`` [n, n_cols] with the values of rows from ``row_begin`` on.
+
+        Returns an upper bound of their absolute values.
+
+        Raises:
+            SourceError: The stored tensors do not fit ``matrix``, or a read fails.
+            DecodeError: A value is NaN or infinite; file, tensor, row and column are named.
+        """
+        assert out.shape[1:] == (matrix.n_cols,)
+        stored = self._stored(matrix, row_begin, out.shape[0])
+        bound = 0.0
+        for rows in _steps(out.shape[0], stored.codes.row_nbytes):
+            with _placed(matrix, stored, row_begin + rows.start):
+                bound = max(bound, self._decode(matrix, stored, row_begin + rows.start, out[rows]))
+        return bound
+
+    def repack_rows(self, matrix: MatrixRef, row_begin: int, out: U8) -> None:
+        """Fill ``out`` [n, n_cols / 32 * 17] with rows of an FP4 matrix as ggml MXFP4 blocks.
+
+        Raises:
+            SourceError: The stored tensors do not fit ``matrix``, or a read fails.
+            DecodeError: A scale byte is 255; file, tensor, row and column are named.
+        """
+        assert matrix.codec is Codec.FP4
+        stored = self._stored(matrix, row_begin, out.shape[0])
+        assert stored.scales is not None
+        for rows in _steps(out.shape[0], stored.codes.row_nbytes):
+            begin, n_rows = row_begin + rows.start, out[rows].shape[0]
+            codes = self._read(stored.codes, begin, n_rows)
+            scales = self._read(stored.scales, begin, n_rows, slot="scales")
+            with _placed(matrix, stored, begin):
+                repack_mxfp4(codes, scales, out[rows])
+
+    def copy_rows(self, matrix: MatrixRef, row_begin: int, out: U8) -> None:
+        """Fill ``out`` [n, row bytes] with rows of an F32, BF16 or I64 matrix as they are stored.
+
+        Raises:
+            SourceError: The stored tensor does not fit ``matrix``, or a read fails.
+            DecodeError: An F32 or BF16 value is NaN or infinite.
+        """
+        stored = self._stored(matrix, row_begin, out.shape[0])
+        assert stored.scales is None
+        assert out.shape[1:] == (stored.codes.row_nbytes,)
+        self._fill(stored.codes, row_begin, out)
+        with _placed(matrix, stored, row_begin):
+            if matrix.codec is Codec.F32:
+                f32_bound(out.view(np.uint32))
+            elif matrix.codec is Codec.BF16:
+                bf16_bound(out.view(np.uint16))
+
+    def forget(self, matrix: MatrixRef, row_begin: int, n_rows: int) -> None:
+        """Let the kernel drop these rows from its page cache: they will not be read again."""
+        stored = self._stored(matrix, row_begin, n_rows)
+        for part, begin, n in _touched(matrix, stored, row_begin, n_rows):
+            fd = self._fd(part.file)
+            forget_cached(fd, part.offset_of(begin), n * part.row_nbytes)
+
+    def _decode(self, matrix: MatrixRef, stored: StoredMatrix, row_begin: int, out: F32) -> float:
+        n_rows = out.shape[0]
+        if matrix.codec is Codec.F32:
+            self._fill(stored.codes, row_begin, out.view(np.uint8))
+            return f32_bound(out.view(np.uint32))
+        codes = self._read(stored.codes, row_begin, n_rows)
+        if matrix.codec is Codec.BF16:
+            return decode_bf16(codes.view(np.uint16), out)
+        assert stored.scales is not None, "integers have no float32 form"
+        begin, n_scale_rows = _scale_rows(matrix, row_begin, n_rows)
+        scales = self._read(stored.scales, begin, n_scale_rows, slot="scales")
+        if matrix.codec is Codec.FP4:
+            return decode_fp4(codes, scales, out)
+        return decode_fp8(codes, scales, row_begin, matrix.block, out)
+
+    def _stored(self, matrix: MatrixRef, row_begin: int, n_rows: int) -> StoredMatrix:
+        assert 0 <= row_begin <= row_begin + n_rows <= matrix.n_rows, (matrix, row_begin, n_rows)
+        last: tuple[MatrixRef, StoredMatrix] | None = getattr(self._local, "last", None)
+        if last is None or last[0] != matrix:
+            last = self._local.last = (matrix, store_of(self._checkpoint, matrix))
+        return last[1]
+
+    def _read(self, part: StoredRows, begin: int, n_rows: int, slot: str = "codes") -> U8:
+        """Rows in this thread's scratch buffer ``slot``: good until its next read."""
+        nbytes = n_rows * part.row_nbytes
+        scratch: U8 | None = getattr(self._local, slot, None)
+        if scratch is None or scratch.nbytes < nbytes:
+            scratch = np.empty(nbytes, dtype=np.uint8)
+            setattr(self._local, slot, scratch)
+        rows = scratch[:nbytes].reshape(n_rows, part.row_nbytes)
+        self._fill(part, begin, rows)
+        return rows
+
+    def _fill(self, part: StoredRows, begin: int, out: U8) -> None:
+        assert out.flags.c_contiguous
+        fd = self._fd(part.file)
+        read_exact(fd, out.reshape(-1).data, part.offset_of(begin), part.file.path)
+        with self._lock:
+            self._nbytes_read += out.nbytes
+
+    def _fd(self, file: SourceFile) -> int:
+        fd = self._fds.get(file.path)
+        if fd is not None:
+            return fd
+        with self._lock:
+            assert self._is_open, "a SourceReader reads only inside its context"
+            if file.path not in self._fds:
+                fd = self._open_files.enter_context(reading(file.path))
+                _check_unchanged(fd, file)
+                self._fds[file.path] = fd
+            return self._fds[file.path]
+
+
+def _check_unchanged(fd: int, file: SourceFile) -> None:
+    nbytes = os.fstat(fd).st_size
+    if nbytes != file.nbytes:
+        raise SourceError(
+            "the file changed after its header was read",
+            file=file.path,
+            expected=f"{file.nbytes:,} bytes",
+            found=f"{nbytes:,} bytes",
+            next_step="Leave the checkpoint alone while it is being read, and start again.",
+        )
+
+
+def _steps(n_rows: int, row_nbytes: int) -> Iterator[slice]:
+    step = max(1, _STEP_NBYTES // max(1, row_nbytes))
+    return (slice(begin, begin + step) for begin in range(0, n_rows, step))
+
+
+def _scale_rows(matrix: MatrixRef, row_begin: int, n_rows: int) -> tuple[int, int]:
+    """First and number of the scale rows that a row range touches."""
+    begin = row_begin // matrix.block[0]
+    return begin, -(-(row_begin + n_rows) // matrix.block[0]) - begin
+
+
+def _touched(
+    matrix: MatrixRef, stored: StoredMatrix, row_begin: int, n_rows: int
+) -> Iterator[tuple[StoredRows, int, int]]:
+    yield stored.codes, row_begin, n_rows
+    if stored.scales is not None:
+        yield stored.scales, *_scale_rows(matrix, row_begin, n_rows)
+
+
+@contextmanager
+def _placed(matrix: MatrixRef, stored: StoredMatrix, row_begin: int) -> Iterator[None]:
+    """Give an undecodable code its file, its tensor and its row in the whole matrix."""
+    try:
+        yield
+    except BadCodeError as error:
+        raise DecodeError(
+            error.what,
+            file=stored.codes.file.path,
+            tensor=matrix.weight,
+            found=f"{error.code} at row {row_begin + error.row:,}, column {error.column:,}",
+            next_step="Compare the shard's sha256 with the release; fetch it again if it differs.",
+        ) from error

@@ -1,0 +1,121 @@
+"""Where the rows of a matrix lie, once its stored tensors are checked against its `MatrixRef`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pipeline.errors import SourceError
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.decode import FP4_GROUP
+from pipeline.source.header import SourceFile, SourceTensor
+from pipeline.source.scale_block import implied_block, scale_shape
+from pipeline.source.spec import DTYPE_NBYTES, Codec, MatrixRef
+
+_DTYPES = {
+    Codec.F32: "F32",
+    Codec.BF16: "BF16",
+    Codec.FP8: "F8_E4M3",
+    Codec.FP4: "I8",
+    Codec.I64: "I64",
+}
+_SCALE_DTYPE = "F8_E8M0"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows of equal size, one after the other, in ``file`` from ``offset`` on."""
+
+    file: SourceFile
+    tensor: str
+    offset: int
+    row_nbytes: int
+
+    def offset_of(self, row: int) -> int:
+        """Offset of ``row`` in the file."""
+        return self.offset + row * self.row_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """The codes of a matrix and, for FP8 and FP4, its scales."""
+
+    codes: StoredRows
+    scales: StoredRows | None
+
+
+def store_of(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredMatrix:
+    """Where ``matrix`` is stored.
+
+    Raises:
+        SourceError: A tensor is absent, or has another dtype or shape than ``matrix`` says.
+    """
+    scaled = matrix.codec in (Codec.FP8, Codec.FP4)
+    if scaled != (matrix.scale is not None):
+        raise SourceError(
+            "a matrix of FP8 or FP4 codes needs a scale, and no other has one",
+            tensor=matrix.weight,
+            expected="a scale" if scaled else "no scale",
+            found=str(matrix.scale),
+        )
+    codes = _codes(checkpoint, matrix)
+    scales = None if matrix.scale is None else _scales(checkpoint, matrix, matrix.scale)
+    return StoredMatrix(codes, scales)
+
+
+def _codes(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredRows:
+    file, tensor = checkpoint.locate(matrix.weight)
+    dtype = _DTYPES[matrix.codec]
+    _check_dtype(file, tensor, dtype)
+    if matrix.codec is Codec.FP4 and (matrix.n_cols % FP4_GROUP or matrix.block != (1, FP4_GROUP)):
+        raise SourceError(
+            f"FP4 weights have one scale per {FP4_GROUP} of a row, and whole groups only",
+            file=file.path,
+            tensor=tensor.name,
+            expected=f"scale block 1x{FP4_GROUP}, a multiple of {FP4_GROUP} columns",
+            found=f"scale block {matrix.block[0]}x{matrix.block[1]}, {matrix.n_cols} columns",
+        )
+    n_stored = matrix.n_cols // 2 if matrix.codec is Codec.FP4 else matrix.n_cols
+    # Only scales depend on the true shape; elsewhere a vector may be read as one row.
+    given = tensor.shape if matrix.scale else (math.prod(tensor.shape),)
+    wanted = (matrix.n_rows, n_stored) if matrix.scale else (matrix.n_rows * n_stored,)
+    if given != wanted:
+        raise SourceError(
+            "a stored matrix has another shape than the model needs",
+            file=file.path,
+            tensor=tensor.name,
+            expected=(matrix.n_rows, n_stored),
+            found=tensor.shape,
+            next_step="Check that config.json and the shards belong to the same release.",
+        )
+    return StoredRows(file, tensor.name, tensor.offset, n_stored * DTYPE_NBYTES[dtype])
+
+
+def _scales(checkpoint: Checkpoint, matrix: MatrixRef, name: str) -> StoredRows:
+    file, tensor = checkpoint.locate(name)
+    _check_dtype(file, tensor, _SCALE_DTYPE)
+    wanted = scale_shape(matrix.n_rows, matrix.n_cols, matrix.block)
+    if tensor.shape != wanted:
+        block = implied_block(matrix.n_rows, matrix.n_cols, tensor.shape)
+        implied = f" (block {block[0]}x{block[1]})" if block else ""
+        raise SourceError(
+            "the scales of a matrix have another shape than its scale block gives",
+            file=file.path,
+            tensor=name,
+            expected=f"{wanted} (block {matrix.block[0]}x{matrix.block[1]})",
+            found=f"{tensor.shape}{implied}",
+            next_step="Use the config.json of this release: weight_block_size differs.",
+        )
+    return StoredRows(file, name, tensor.offset, wanted[1])
+
+
+def _check_dtype(file: SourceFile, tensor: SourceTensor, dtype: str) -> None:
+    if tensor.dtype != dtype:
+        raise SourceError(
+            "a stored matrix has another dtype than the model needs",
+            file=file.path,
+            tensor=tensor.name,
+            expected=dtype,
+            found=tensor.dtype,
+            next_step="Use the released shards; converted copies are not read.",
+        )
