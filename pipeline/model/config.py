@@ -1,0 +1,354 @@
+"""The model's own description: config.json read into named, typed, checked fields.
+
+V4.1-Flash nests the language model under ``text_config``; V4-Flash-0731 is flat. Both become one
+`ModelConfig`, so that what differs between the models is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pipeline.errors import ConfigError
+
+T = TypeVar("T")
+
+ARCHITECTURES = {"DeepseekV41ForCausalLM": "v4.1", "DeepseekV4ForCausalLM": "v4"}
+"""config.json ``architectures[0]`` -> the model family as this project names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """YaRN parameters (``rope_scaling``)."""
+
+    kind: str
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngramConfig:
+    """The n-gram tables: which layers hold one, how they are hashed, how many rows they have."""
+
+    layers: tuple[int, ...]
+    n_rows: tuple[int, ...]
+    max_ngram: int
+    vocab_size: int
+    n_heads: int
+    head_dim: int
+    pad_token: int
+    n_compressed: int
+
+    @property
+    def n_columns(self) -> int:
+        """Rows read per token and layer: one per n-gram order (2 … max) and head."""
+        return (self.max_ngram - 1) * self.n_heads
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateConfig:
+    """Two-level selection of compressed blocks (``candidate_*``)."""
+
+    source_layer: int
+    block_size: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """The MTP/DSpark module: ``n_stages`` blocks with their own experts."""
+
+    n_stages: int
+    n_experts: int
+    n_experts_used: int
+    block_size: int
+    mask_token: int
+    target_layers: tuple[int, ...]
+    markov_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The image encoder and its aligner."""
+
+    n_layers: int
+    hidden: int
+    ff: int
+    patch: int
+    downsample: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One checkpoint's architecture. Counts are ``n_x``; widths carry the config's own meaning."""
+
+    family: str
+    vocab_size: int
+    hidden: int
+    expert_ff: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rope_dim: int
+    q_lora: int
+    o_lora: int
+    o_groups: int
+    n_experts: int
+    n_shared_experts: int
+    n_experts_used: int
+    n_hash_layers: int
+    scoring_func: str
+    norm_weights: bool
+    weights_scale: float
+    swiglu_limit: float
+    rms_eps: float
+    sliding_window: int
+    context: int
+    rope_theta: float
+    compress_rope_theta: float
+    rope_scaling: RopeScaling
+    compress_ratios: tuple[int, ...]
+    kv_sources: tuple[int, ...]
+    index_sources: tuple[int, ...]
+    index_heads: int
+    index_dim: int
+    index_top_k: int
+    candidate: CandidateConfig | None
+    hc_mult: int
+    hc_iterations: int
+    hc_eps: float
+    bos_token: int
+    eos_token: int
+    scale_block: tuple[int, int]
+    engram: EngramConfig | None
+    draft: DraftConfig
+    vision: VisionConfig | None
+
+    @property
+    def layer_ratios(self) -> tuple[int, ...]:
+        """Compression ratio of each of the ``n_layers`` trunk layers (0 = sliding window only)."""
+        return self.compress_ratios[: self.n_layers]
+
+
+class _Keys:
+    """Typed access to one JSON object; every miss names the key by its full path."""
+
+    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        value = self._values.get(key, default)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if value is None and key not in self._values:
+            raise ConfigError(
+                f"config.json lacks the key {self._path}{key}",
+                expected=kind.__name__,
+                next_step="Use the config.json that was released with these shards.",
+            )
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(
+                f"config.json key {self._path}{key} has the wrong kind of value",
+                expected=kind.__name__,
+                found=repr(value),
+            )
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, int, default)
+        if value < 1:
+            raise ConfigError(f"config.json key {self._path}{key} must be at least 1", found=value)
+        return value
+
+    def ints(self, key: str) -> tuple[int, ...]:
+        values = self.get(key, list)
+        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
+            raise ConfigError(
+                f"config.json key {self._path}{key} must be a list of counts", found=repr(values)
+            )
+        return tuple(values)
+
+    def inner(self, key: str) -> _Keys:
+        return _Keys(self.get(key, dict), f"{self._path}{key}.")
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+
+def read_config(config: Mapping[str, object]) -> ModelConfig:
+    """The architecture that a parsed config.json describes.
+
+    Raises:
+        ConfigError: Unknown architecture, missing key, wrong kind of value, or lists whose lengths
+            do not fit the number of layers.
+    """
+    top = _Keys(config)
+    names = top.get("architectures", list)
+    family = ARCHITECTURES.get(names[0] if names else "")
+    if family is None:
+        raise ConfigError(
+            "this architecture is not one this project converts",
+            expected=" or ".join(ARCHITECTURES),
+            found=names,
+        )
+    text = top.inner("text_config") if "text_config" in top else top
+    return _checked(_model(family, top, text))
+
+
+def _model(family: str, top: _Keys, text: _Keys) -> ModelConfig:
+    is_v41 = family == "v4.1"
+    ratios = text.ints("compress_ratios")
+    n_layers = text.count("num_hidden_layers")
+    return ModelConfig(
+        family=family,
+        vocab_size=text.count("vocab_size"),
+        hidden=text.count("hidden_size"),
+        expert_ff=text.count("moe_intermediate_size"),
+        n_layers=n_layers,
+        n_heads=text.count("num_attention_heads"),
+        n_kv_heads=text.count("num_key_value_heads"),
+        head_dim=text.count("head_dim"),
+        rope_dim=text.count("qk_rope_head_dim"),
+        q_lora=text.count("q_lora_rank"),
+        o_lora=text.count("o_lora_rank"),
+        o_groups=text.count("o_groups"),
+        n_experts=text.count("n_routed_experts"),
+        n_shared_experts=text.count("n_shared_experts"),
+        n_experts_used=text.count("num_experts_per_tok"),
+        n_hash_layers=text.get("num_hash_layers", int, 0),
+        scoring_func=text.get("scoring_func", str),
+        norm_weights=text.get("norm_topk_prob", bool),
+        weights_scale=text.get("routed_scaling_factor", float),
+        swiglu_limit=text.get("swiglu_limit", float),
+        rms_eps=text.get("rms_norm_eps", float),
+        sliding_window=text.count("sliding_window"),
+        context=text.count("max_position_embeddings"),
+        rope_theta=text.get("rope_theta", float),
+        compress_rope_theta=text.get("compress_rope_theta", float),
+        rope_scaling=_rope_scaling(text),
+        compress_ratios=ratios,
+        kv_sources=text.ints("kv_source_layer_ids") if is_v41 else (),
+        index_sources=text.ints("index_source_layer_ids") if is_v41 else (),
+        index_heads=text.count("index_n_heads"),
+        index_dim=text.count("index_head_dim"),
+        index_top_k=text.count("index_topk"),
+        candidate=_candidate(text) if is_v41 else None,
+        hc_mult=text.count("hc_mult"),
+        hc_iterations=text.count("hc_sinkhorn_iters"),
+        hc_eps=text.get("hc_eps", float),
+        bos_token=top.get("bos_token_id", int),
+        eos_token=top.get("eos_token_id", int),
+        scale_block=_scale_block(top),
+        engram=_engram(text) if "engram_layer_ids" in text else None,
+        draft=_draft(text, is_v41=is_v41),
+        vision=_vision(top) if "vision_config" in top else None,
+    )
+
+
+def _rope_scaling(text: _Keys) -> RopeScaling:
+    scaling = text.inner("rope_scaling")
+    return RopeScaling(
+        kind=scaling.get("rope_type" if "rope_type" in scaling else "type", str),
+        factor=scaling.get("factor", float),
+        beta_fast=scaling.get("beta_fast", float),
+        beta_slow=scaling.get("beta_slow", float),
+        original_context=scaling.count("original_max_position_embeddings"),
+    )
+
+
+def _scale_block(top: _Keys) -> tuple[int, int]:
+    block = top.inner("quantization_config").ints("weight_block_size")
+    if len(block) != 2 or min(block) < 1:
+        raise ConfigError(
+            "config.json quantization_config.weight_block_size must be two counts", found=block
+        )
+    return block[0], block[1]
+
+
+def _candidate(text: _Keys) -> CandidateConfig:
+    return CandidateConfig(
+        source_layer=text.get("candidate_source_layer_id", int),
+        block_size=text.count("candidate_block_size"),
+        top_k=text.count("candidate_topk_blocks"),
+    )
+
+
+def _engram(text: _Keys) -> EngramConfig:
+    return EngramConfig(
+        layers=text.ints("engram_layer_ids"),
+        n_rows=text.ints("engram_num_embeddings"),
+        max_ngram=text.count("engram_max_ngram_size"),
+        vocab_size=text.count("engram_vocab_size"),
+        n_heads=text.count("engram_n_heads"),
+        head_dim=text.count("engram_head_dim"),
+        pad_token=text.get("engram_pad_token_id", int),
+        n_compressed=text.count("engram_compressed_vocab_size"),
+    )
+
+
+def _draft(text: _Keys, *, is_v41: bool) -> DraftConfig:
+    targets = text.ints("dspark_target_layer_ids")
+    # V4-Flash-0731 says one stage but ships three: one per captured target layer
+    # (structure digest of the released shards). Its stages reuse the trunk's expert counts.
+    trunk_experts = text.count("n_routed_experts")
+    trunk_used = text.count("num_experts_per_tok")
+    return DraftConfig(
+        n_stages=text.count("num_nextn_predict_layers") if is_v41 else len(targets),
+        n_experts=text.count("dspark_n_routed_experts") if is_v41 else trunk_experts,
+        n_experts_used=text.count("dspark_num_experts_per_tok") if is_v41 else trunk_used,
+        block_size=text.count("dspark_block_size"),
+        mask_token=text.get("dspark_noise_token_id", int),
+        target_layers=targets,
+        markov_rank=text.count("dspark_markov_rank"),
+    )
+
+
+def _vision(top: _Keys) -> VisionConfig:
+    vision = top.inner("vision_config")
+    return VisionConfig(
+        n_layers=vision.count("num_hidden_layers"),
+        hidden=vision.count("hidden_size"),
+        ff=vision.count("intermediate_size"),
+        patch=vision.count("patch_size"),
+        downsample=vision.count("downsample_ratio"),
+    )
+
+
+def _checked(model: ModelConfig) -> ModelConfig:
+    n_blocks = model.n_layers + model.draft.n_stages
+    if len(model.compress_ratios) != n_blocks:
+        raise ConfigError(
+            "config.json compress_ratios must have one entry per layer and draft stage",
+            expected=n_blocks,
+            found=len(model.compress_ratios),
+        )
+    listed = {
+        "kv_source_layer_ids": model.kv_sources,
+        "index_source_layer_ids": model.index_sources,
+        "engram_layer_ids": model.engram.layers if model.engram else (),
+        "dspark_target_layer_ids": model.draft.target_layers,
+    }
+    for key, layers in listed.items():
+        if list(layers) != sorted(set(layers)) or any(n >= model.n_layers for n in layers):
+            raise ConfigError(
+                f"config.json {key} must be increasing layer numbers below {model.n_layers}",
+                found=list(layers),
+            )
+    if model.engram and len(model.engram.n_rows) != len(model.engram.layers):
+        raise ConfigError(
+            "config.json engram_num_embeddings must have one entry per engram layer",
+            expected=len(model.engram.layers),
+            found=len(model.engram.n_rows),
+        )
+    if model.n_experts_used > model.n_experts:
+        raise ConfigError(
+            "config.json asks for more experts per token than there are",
+            expected=f"at most {model.n_experts}",
+            found=model.n_experts_used,
+        )
+    return model
