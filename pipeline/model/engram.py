@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-import sympy
 from numpy.typing import NDArray
 
 from pipeline.errors import EngramError
@@ -38,7 +37,10 @@ def bucket_sizes(engram: EngramConfig) -> tuple[tuple[int, ...], ...]:
 
 def next_prime(number: int) -> int:
     """The smallest prime above ``number``."""
-    return int(sympy.nextprime(number))
+    # Half a second of import that most commands never need.
+    from sympy import nextprime
+
+    return int(nextprime(number))
 
 
 def split_layers(flat: Sequence[int], n_columns: int) -> tuple[tuple[int, ...], ...]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import sympy
-
 from pipeline.gguf.header import ALIGNMENT_KEY, FILLER_KEY
 from pipeline.gguf.keys import KeyValue, ValueType, array, flag, i32, u32
 from pipeline.gguf.model_file import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT, GgufModel
@@ -132,7 +130,10 @@ def prime_start(sizes: Sequence[int]) -> int | None:
         run.append(next_prime(run[-1]))
     if run != list(sizes) or next_prime(sizes[0] - 1) != sizes[0]:
         return None
-    below = int(sympy.prevprime(sizes[0])) if sizes[0] > _FIRST_PRIME else 1
+    # Half a second of import that few commands need.
+    from sympy import prevprime
+
+    below = int(prevprime(sizes[0])) if sizes[0] > _FIRST_PRIME else 1
     steps: list[int] = [10**power for power in reversed(range(len(str(sizes[0]))))]
     return next(n for n in (sizes[0] // step * step for step in steps) if n > below)
 

@@ -285,10 +285,6 @@ FORK_FAULTS = {
     ),
     "layers out of order": (edit("engram.layer_ids", lambda n: n[::-1]), "increasing"),
     "no q": (lambda made: made.tensors.pop("blk.1.engram_q.weight"), "engram_q.*found absent"),
-    "q in BF16": (
-        lambda made: add(made, "blk.14.engram_q.weight", (5_120, 4), 40_960),
-        "must be F32",
-    ),
     "wkv shape": (resize("blk.1.engram_wkv.weight", (6_144, 20_480)), "25600.*20480"),
     "table of another layer": (resize("blk.3.engram_embd.weight", (256, 9)), r"found \(1, 3, 14\)"),
     "mainline keys": (put(u32(f"{P}ple.ngram_size", 4)), "engram keys of another layout"),

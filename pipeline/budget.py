@@ -1,0 +1,233 @@
+"""The byte budget: sums over what a step holds, one shape for every step.
+
+    source    the checkpoint as released
+    plan      the output before a byte of it exists
+    written   the shards that are whole so far
+    final     the finished files, read back from their own headers
+
+A step becomes a list of `Item`, one per tensor; everything else is addition. Lines of different
+steps compare because role and sub-role come from one rule on GGUF names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import VerifyError
+from pipeline.gguf.model_file import GgufModel
+from pipeline.model.config import ModelConfig
+from pipeline.model.roles import Role, SubRole, role_of, sub_role_of
+from pipeline.model.targets import TargetTensor, carried_names
+from pipeline.plan import Plan, PlannedTensor, per_token_nbytes
+from pipeline.source.spec import DTYPE_NBYTES, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One tensor of a step. ``per_token`` is the number of bytes that one text token reads."""
+
+    name: str
+    role: Role
+    sub_role: SubRole
+    type: str
+    n_params: int
+    nbytes: int
+    per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Sums over the items of one role or sub-role; ``types`` counts tensors and bytes per type."""
+
+    role: Role
+    sub_role: SubRole | None
+    n_tensors: int
+    n_params: int
+    nbytes: int
+    per_token: int
+    types: Mapping[str, tuple[int, int]]
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits per weight, or nothing where there are no weights."""
+        return self.nbytes * 8 / self.n_params if self.n_params else None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One step's lines: by role, and by role and sub-role."""
+
+    step: str
+    roles: tuple[Line, ...]
+    sub_roles: tuple[Line, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of this step."""
+        return sum(line.nbytes for line in self.roles)
+
+    @property
+    def n_tensors(self) -> int:
+        """Tensors of this step."""
+        return sum(line.n_tensors for line in self.roles)
+
+    @property
+    def n_params(self) -> int:
+        """Weights of this step."""
+        return sum(line.n_params for line in self.roles)
+
+    @property
+    def per_token(self) -> int:
+        """Bytes that one text token reads."""
+        return sum(line.per_token for line in self.roles)
+
+    def line(self, role: Role) -> Line | None:
+        """The line of one role, if the step has it."""
+        return next((line for line in self.roles if line.role is role), None)
+
+
+def budget_of(step: str, items: Iterable[Item]) -> Budget:
+    """Sum ``items`` by role and by sub-role, in the order of the role tables."""
+    items = list(items)
+    roles = [_line(role, None, [i for i in items if i.role is role]) for role in Role]
+    sub_roles = [
+        _line(role, sub, [i for i in items if i.role is role and i.sub_role is sub])
+        for role in Role
+        for sub in SubRole
+    ]
+    return Budget(
+        step,
+        tuple(line for line in roles if line.n_tensors),
+        tuple(line for line in sub_roles if line.n_tensors),
+    )
+
+
+def _line(role: Role, sub_role: SubRole | None, items: Sequence[Item]) -> Line:
+    counts: Counter[str] = Counter(item.type for item in items)
+    sizes: Counter[str] = Counter()
+    for item in items:
+        sizes[item.type] += item.nbytes
+    return Line(
+        role,
+        sub_role,
+        len(items),
+        sum(item.n_params for item in items),
+        sum(item.nbytes for item in items),
+        sum(item.per_token for item in items),
+        {name: (counts[name], sizes[name]) for name in sorted(counts)},
+    )
+
+
+def source_items(
+    config: ModelConfig, specs: Sequence[TensorSpec], targets: Sequence[TargetTensor]
+) -> list[Item]:
+    """The checkpoint's stored tensors; scales have bytes but no parameters.
+
+    What a target file does not carry is the draft (``mtp.*``) or vision.
+    """
+    owners = {name: target for target in targets for name in target.source_names}
+    return [_source_item(config, spec, owners.get(spec.name)) for spec in specs]
+
+
+def _source_item(config: ModelConfig, spec: TensorSpec, owner: TargetTensor | None) -> Item:
+    n_params = 0 if spec.dtype == "F8_E8M0" else spec.nbytes // DTYPE_NBYTES[spec.dtype]
+    if spec.dtype == "I8":
+        n_params *= 2
+    if owner is None:
+        is_draft = spec.name.startswith("mtp.")
+        role, sub_role = (Role.DRAFT, SubRole.DRAFT) if is_draft else (Role.VISION, SubRole.VISION)
+        return Item(spec.name, role, sub_role, spec.dtype, n_params, spec.nbytes, 0)
+    per_token = _source_per_token(config, spec, owner)
+    return Item(spec.name, owner.role, owner.sub_role, spec.dtype, n_params, spec.nbytes, per_token)
+
+
+def _source_per_token(config: ModelConfig, spec: TensorSpec, owner: TargetTensor) -> int:
+    if owner.role is Role.ROUTED:
+        # Stored expert by expert: on average used/all of each.
+        return spec.nbytes * config.n_experts_used // config.n_experts
+    if owner.is_table and config.engram:
+        return spec.nbytes // spec.shape[0] * config.engram.n_columns
+    return per_token_nbytes(owner, spec.nbytes, config)
+
+
+def plan_items(plan: Plan) -> list[Item]:
+    """The output's tensors as planned."""
+    return [_planned_item(plan.config, tensor) for tensor in plan.tensors]
+
+
+def written_items(plan: Plan, written: Iterable[int]) -> list[Item]:
+    """The tensors of the shards numbered in ``written``, as planned and since confirmed whole."""
+    whole = set(written)
+    return [_planned_item(plan.config, tensor) for tensor in plan.tensors if tensor.shard in whole]
+
+
+def _planned_item(config: ModelConfig, tensor: PlannedTensor) -> Item:
+    target = tensor.target
+    return Item(
+        tensor.name,
+        target.role,
+        target.sub_role,
+        tensor.type.name,
+        target.n_params,
+        tensor.nbytes,
+        per_token_nbytes(target, tensor.nbytes, config),
+    )
+
+
+def final_items(plan: Plan, model: GgufModel) -> list[Item]:
+    """The tensors that the finished files' own headers name, with the bytes they say.
+
+    Raises:
+        VerifyError: The files hold a tensor that the plan does not know.
+    """
+    targets = {tensor.name: tensor.target for tensor in plan.tensors}
+    items = []
+    for name, (shard, stored) in model.tensors.items():
+        if name not in targets:
+            raise VerifyError(
+                "the files hold a tensor that is not in their plan",
+                file=model.files[shard].path,
+                tensor=name,
+                next_step="Make the files again: loaders refuse a tensor too many.",
+            )
+        target = targets[name]
+        items.append(
+            Item(
+                name,
+                role_of(name),
+                sub_role_of(name),
+                stored.type.name,
+                target.n_params,
+                stored.nbytes,
+                per_token_nbytes(target, stored.nbytes, plan.config),
+            )
+        )
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class NotCarried:
+    """What the target file leaves out of the checkpoint, per role."""
+
+    role: Role
+    n_tensors: int
+    nbytes: int
+
+
+def not_carried(
+    specs: Sequence[TensorSpec], targets: Sequence[TargetTensor]
+) -> tuple[NotCarried, ...]:
+    """The checkpoint's tensors that no target tensor is made of: draft and vision."""
+    carried = carried_names(targets)
+    left = [spec for spec in specs if spec.name not in carried]
+    parts = {
+        Role.DRAFT: [spec for spec in left if spec.name.startswith("mtp.")],
+        Role.VISION: [spec for spec in left if not spec.name.startswith("mtp.")],
+    }
+    return tuple(
+        NotCarried(role, len(part), sum(spec.nbytes for spec in part))
+        for role, part in parts.items()
+        if part
+    )

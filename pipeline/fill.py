@@ -1,0 +1,236 @@
+"""Filling a shard: source rows -> decode -> quantize -> positioned write, in one pass.
+
+A tensor is cut into row blocks, the unit of the journal, at places that depend on nothing but the
+tensor and its type; a block never crosses a stored matrix (an expert keeps its own importance and
+its own place in the file). A block is cut into tiles small enough for the cache. Threads take whole
+blocks; every library call on the way releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import QuantmillError
+from pipeline.gguf.journal import BlockRecord
+from pipeline.gguf.part import ShardDigests, ShardPart, Span
+from pipeline.plan import PlannedShard, PlannedTensor, Transform
+from pipeline.quant.backend import Quantizer
+from pipeline.quant.guard import check_rows
+from pipeline.source.reader import SourceReader
+from pipeline.source.spec import MatrixRef
+
+BLOCK_NBYTES = 16 << 20
+"""Most output bytes of a row block."""
+
+TILE_WEIGHTS = {Transform.ENCODE: 1 << 17, Transform.PRODUCT: 1 << 17}
+"""Weights decoded at a time: 512 KiB of float32 stay in the second-level cache."""
+
+BYTE_TILE_WEIGHTS = 1 << 20
+"""Weights moved at a time where nothing is decoded."""
+
+
+MEMORY_BASE_NBYTES = 512 << 20
+MEMORY_THREAD_NBYTES = 16 << 20
+"""Most anonymous memory of a fill: base plus this per thread, whatever the tensor. A thread holds
+one tile as float32, its output bytes and the stored bytes they come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows ``begin`` to ``end`` of one stored matrix, and where their bytes go."""
+
+    tensor: PlannedTensor
+    matrices: tuple[MatrixRef, ...]
+    begin: int
+    end: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Output bytes."""
+        return (self.end - self.begin) * self.tensor.row_nbytes
+
+    def __str__(self) -> str:
+        return f"{self.tensor.name} ({self.matrices[0].weight} rows {self.begin}-{self.end})"
+
+
+@dataclass(frozen=True, slots=True)
+class FillEvents:
+    """What a fill tells while it runs; called from worker threads."""
+
+    advanced: Callable[[int], None] = lambda _: None
+    """Output bytes written or found whole."""
+    started: Callable[[int, str], None] = lambda _slot, _block: None
+    """A worker slot begins a block; what it was at tells whom to blame if the library aborts."""
+
+
+class _Worker(threading.local):
+    """Buffers of one thread, reused for every tile."""
+
+    def __init__(self) -> None:
+        self.floats: dict[int, NDArray[np.float32]] = {}
+        self.packed: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+def blocks_of(tensor: PlannedTensor) -> Iterator[Block]:
+    """The row blocks of a tensor, in file order."""
+    target = tensor.target
+    if tensor.transform is Transform.PRODUCT:
+        groups: tuple[tuple[MatrixRef, ...], ...] = (target.matrices,)
+    else:
+        groups = tuple((matrix,) for matrix in target.matrices)
+    n_per_block = max(1, BLOCK_NBYTES // tensor.row_nbytes)
+    offset = tensor.offset
+    for matrices in groups:
+        n_rows = matrices[0].n_rows
+        for begin in range(0, n_rows, n_per_block):
+            block = Block(tensor, matrices, begin, min(begin + n_per_block, n_rows), offset)
+            yield block
+            offset += block.nbytes
+
+
+def fill_shard(
+    part: ShardPart,
+    shard: PlannedShard,
+    source: SourceReader,
+    quantizer: Quantizer,
+    *,
+    n_threads: int,
+    events: FillEvents | None = None,
+) -> ShardDigests:
+    """Write every block of ``shard`` that ``part`` does not hold yet, then read all back.
+
+    The part is not published; its digests are to be recorded first.
+
+    Raises:
+        QuantmillError: A source value cannot be decoded, a quantizer refused a row, or the disk
+            failed. Blocks finished before stay journaled.
+    """
+    events = events or FillEvents()
+    quantizer.prepare({tensor.type for tensor in shard.tensors})
+    filler = _Filler(part, source, quantizer, events)
+    _run_all(filler, _missing(part, shard, events), n_threads)
+    spans = [Span(t.name, t.offset, t.nbytes) for t in shard.tensors]
+    return part.read_back(spans, n_threads=n_threads)
+
+
+def _missing(part: ShardPart, shard: PlannedShard, events: FillEvents) -> Iterator[Block]:
+    for tensor in shard.tensors:
+        for block in blocks_of(tensor):
+            record = part.done.get(block.offset)
+            if record is not None and record.nbytes == block.nbytes:
+                events.advanced(block.nbytes)
+            else:
+                yield block
+
+
+def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:
+    """Let ``n_threads`` pull blocks from one iterator until it ends or one of them fails."""
+    lock = threading.Lock()
+    failed = threading.Event()
+
+    def work(slot: int) -> None:
+        while not failed.is_set():
+            with lock:
+                block = next(blocks, None)
+            if block is None:
+                return
+            try:
+                filler.fill(block, slot)
+            except BaseException:
+                failed.set()
+                raise
+
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="fill") as pool:
+        futures = [pool.submit(work, slot) for slot in range(n_threads)]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+
+
+class _Filler:
+    """Turns blocks into written, journaled bytes; one instance serves all threads."""
+
+    def __init__(
+        self, part: ShardPart, source: SourceReader, quantizer: Quantizer, events: FillEvents
+    ) -> None:
+        self._part = part
+        self._source = source
+        self._quantizer = quantizer
+        self._events = events
+        self._worker = _Worker()
+
+    def fill(self, block: Block, slot: int) -> None:
+        """Write one block and hand it to the journal."""
+        self._events.started(slot, str(block))
+        digest = hashlib.sha256()
+        row_nbytes = block.tensor.row_nbytes
+        n_tile = self._tile_rows(block)
+        for begin in range(block.begin, block.end, n_tile):
+            n_rows = min(n_tile, block.end - begin)
+            out = self._packed(n_rows, row_nbytes)
+            try:
+                self._make(block, begin, out)
+            except QuantmillError as error:
+                error.add_note(f"while making {block.tensor.name} as {block.tensor.type.name}")
+                raise
+            content = out.reshape(-1).data
+            self._part.write(content, block.offset + (begin - block.begin) * row_nbytes)
+            digest.update(content)
+            self._events.advanced(content.nbytes)
+        for matrix in block.matrices:
+            self._source.forget(matrix, block.begin, block.end - block.begin)
+        self._part.commit(BlockRecord(block.offset, block.nbytes, digest.hexdigest()))
+
+    def _tile_rows(self, block: Block) -> int:
+        weights = TILE_WEIGHTS.get(block.tensor.transform, BYTE_TILE_WEIGHTS)
+        return max(1, weights // block.matrices[0].n_cols)
+
+    def _make(self, block: Block, begin: int, out: NDArray[np.uint8]) -> None:
+        matrix = block.matrices[0]
+        match block.tensor.transform:
+            case Transform.COPY:
+                self._source.copy_rows(matrix, begin, out)
+            case Transform.REPACK:
+                self._source.repack_rows(matrix, begin, out)
+            case Transform.ENCODE:
+                rows = self._floats(0, len(out), matrix.n_cols)
+                bound = self._source.decode_rows(matrix, begin, rows)
+                self._quantize(block, rows, bound, out)
+            case Transform.PRODUCT:
+                rows, bound = self._product(block, begin, len(out))
+                self._quantize(block, rows, bound, out)
+
+    def _product(self, block: Block, begin: int, n_rows: int) -> tuple[NDArray[np.float32], float]:
+        rows = self._floats(0, n_rows, block.matrices[0].n_cols)
+        factor = self._floats(1, n_rows, block.matrices[0].n_cols)
+        bound = self._source.decode_rows(block.matrices[0], begin, rows)
+        for matrix in block.matrices[1:]:
+            bound *= self._source.decode_rows(matrix, begin, factor)
+            np.multiply(rows, factor, out=rows)
+        return rows, bound
+
+    def _quantize(
+        self, block: Block, rows: NDArray[np.float32], bound: float, out: NDArray[np.uint8]
+    ) -> None:
+        ggml_type = block.tensor.type
+        check_rows(ggml_type, rows, importance=None, bound=bound, tensor=block.tensor.name)
+        self._quantizer.quantize(ggml_type, rows, out, None)
+
+    def _floats(self, slot: int, n_rows: int, n_cols: int) -> NDArray[np.float32]:
+        buffer = self._worker.floats.get(slot)
+        if buffer is None or buffer.size < n_rows * n_cols:
+            buffer = self._worker.floats[slot] = np.empty(n_rows * n_cols, np.float32)
+        return buffer[: n_rows * n_cols].reshape(n_rows, n_cols)
+
+    def _packed(self, n_rows: int, row_nbytes: int) -> NDArray[np.uint8]:
+        if self._worker.packed.size < n_rows * row_nbytes:
+            self._worker.packed = np.empty(n_rows * row_nbytes, np.uint8)
+        return self._worker.packed[: n_rows * row_nbytes].reshape(n_rows, row_nbytes)

@@ -1,0 +1,1 @@
+"""Recipes: the TOML schema and the resolution of one type per tensor."""

@@ -1,0 +1,1 @@
+"""Tables, charts, inventory: results as data first, rendering after. Computes nothing new."""

@@ -1,0 +1,60 @@
+"""The plan as tables: its files, and the disk and memory that making them takes."""
+
+from __future__ import annotations
+
+from pipeline.fill import MEMORY_BASE_NBYTES, MEMORY_THREAD_NBYTES
+from pipeline.plan import Plan
+from pipeline.report.tables import Column, Format, Row, RowKind, Table
+
+_SIZES = (
+    Column("bytes", Format.COUNT),
+    Column("GB", Format.GB),
+    Column("GiB", Format.GIB),
+)
+
+LARGE_FILE_NBYTES = 200 * 10**9
+"""Largest file that a common model hub accepts (since January 2026)."""
+
+MANY_SHARDS = 64
+"""More shards than one engine opens by default."""
+
+
+def shard_table(plan: Plan) -> Table:
+    """The files of ``plan`` with their exact lengths."""
+    rows = [
+        Row((s.file_name, s.kind, len(s.tensors), s.nbytes, s.nbytes, s.nbytes))
+        for s in plan.shards
+    ]
+    total = Row(
+        ("total", None, len(plan.tensors), plan.nbytes, plan.nbytes, plan.nbytes), RowKind.TOTAL
+    )
+    columns = (Column("file"), Column("holds"), Column("tensors", Format.COUNT), *_SIZES)
+    return Table(f"files ({plan.layout} layout)", columns, (*rows, total), _warnings(plan))
+
+
+def _warnings(plan: Plan) -> tuple[str, ...]:
+    notes = [
+        f"{shard.file_name} is larger than {LARGE_FILE_NBYTES / 1e9:.0f} GB, which a common model "
+        "hub refuses; a tensor cannot be split over files."
+        for shard in plan.shards
+        if shard.nbytes > LARGE_FILE_NBYTES
+    ]
+    if len(plan.shards) > MANY_SHARDS:
+        notes.append(f"More than {MANY_SHARDS} files: raise output.shard_nbytes in the recipe.")
+    return tuple(notes)
+
+
+def disk_table(plan: Plan, *, need: int, free: int, n_threads: int) -> Table:
+    """Disk still needed and free, and the most anonymous memory a run takes."""
+    memory = MEMORY_BASE_NBYTES + n_threads * MEMORY_THREAD_NBYTES
+    rows = [
+        ("disk: all files", plan.nbytes),
+        ("disk: still to be written", need),
+        ("disk: free", free),
+        (f"memory: at most, {n_threads} threads", memory),
+    ]
+    return Table(
+        "needs",
+        (Column("what"), *_SIZES),
+        tuple(Row((what, nbytes, nbytes, nbytes)) for what, nbytes in rows),
+    )

@@ -1,0 +1,114 @@
+"""Where finished shards lie: one folder per spec digest, so that equal work is done once.
+
+    <root>/<digest>/shard.gguf     the file (with .part and .journal beside it while unfinished)
+    <root>/<digest>/record.json    written just before the shard gets its name: its digests
+    <root>/<digest>/now            what each worker is at, for the report of a crashed one
+
+A spec holds just what the bytes depend on. Threads, paths and names stay out of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline import files
+from pipeline.digest import sha256, spec_digest
+from pipeline.gguf.part import ShardDigests
+from pipeline.plan import PlannedShard, Transform
+from pipeline.source.checkpoint import Checkpoint
+
+FORMAT_VERSION = 1
+"""Raised by hand whenever the same plan and source would give other bytes."""
+
+_NOW_NBYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """What is known of a whole shard: its spec, length and digests."""
+
+    spec: str
+    nbytes: int
+    file_sha256: str
+    tensors: dict[str, str]
+
+
+def shard_spec(shard: PlannedShard, checkpoint: Checkpoint, quantizer_version: str) -> str:
+    """Digest of everything the bytes of ``shard`` depend on.
+
+    Source files enter by length, header digest and modification time: a changed byte changes the
+    time, and hashing half a terabyte before starting would cost more than the conversion.
+    """
+    names = {name for tensor in shard.tensors for name in tensor.target.source_names}
+    sources = sorted({checkpoint.weight_map[name] for name in names})
+    encodes = any(t.transform in (Transform.ENCODE, Transform.PRODUCT) for t in shard.tensors)
+    return spec_digest(
+        {
+            "format": FORMAT_VERSION,
+            "header": sha256(shard.header),
+            "transforms": [[t.name, t.transform.value] for t in shard.tensors],
+            "sources": [_stamp(checkpoint, name) for name in sources],
+            "quantizer": quantizer_version if encodes else None,
+        }
+    )
+
+
+def _stamp(checkpoint: Checkpoint, name: str) -> list[object]:
+    source = checkpoint.files[name]
+    return [name, source.nbytes, source.header_sha256, files.modified_ns(source.path)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStore:
+    """The folder of finished shards."""
+
+    root: Path
+
+    def folder(self, spec: str) -> Path:
+        """The folder of one spec."""
+        return self.root / spec[:16]
+
+    def path(self, spec: str) -> Path:
+        """The shard file of one spec."""
+        return self.folder(spec) / "shard.gguf"
+
+    def record(self, spec: str) -> ShardRecord | None:
+        """The record of a whole shard; nothing while it is unfinished, damaged or another's."""
+        path = self.folder(spec) / "record.json"
+        if not path.exists():
+            return None
+        try:
+            record = ShardRecord(**json.loads(files.read_bytes(path)))
+        except (ValueError, TypeError):
+            return None
+        shard = self.path(spec)
+        whole = shard.exists() and shard.stat().st_size == record.nbytes
+        return record if whole and record.spec == spec else None
+
+    def save(self, spec: str, nbytes: int, digests: ShardDigests) -> ShardRecord:
+        """Record the digests of a shard that was read back whole."""
+        record = ShardRecord(spec, nbytes, digests.file_sha256, digests.spans)
+        content = json.dumps(asdict(record), indent=1, sort_keys=True).encode()
+        files.write_whole(self.folder(spec) / "record.json", content)
+        return record
+
+    def note(self, spec: str, slot: int, block: str) -> None:
+        """Leave word of what a worker begins; survives the process."""
+        line = block.encode()[: _NOW_NBYTES - 1].ljust(_NOW_NBYTES - 1) + b"\n"
+        path = self.folder(spec) / "now"
+        with files.writing(path, create=True) as fd:
+            files.write_exact(fd, memoryview(line), slot * _NOW_NBYTES, path)
+
+    def notes(self, spec: str) -> tuple[str, ...]:
+        """What the workers of an unfinished shard were last at."""
+        path = self.folder(spec) / "now"
+        if not path.exists():
+            return ()
+        lines = files.read_bytes(path).decode(errors="replace").splitlines()
+        return tuple(line.strip("\0 ") for line in lines if line.strip("\0 "))
+
+    def forget_notes(self, spec: str) -> None:
+        """Drop the notes of a shard that is whole."""
+        (self.folder(spec) / "now").unlink(missing_ok=True)

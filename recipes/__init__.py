@@ -1,0 +1,27 @@
+"""What a person runs: `luigi --module recipes <Task>`.
+
+    RunRecipe      checkpoint -> verified GGUF shards, reports, inventory, manifest
+    PlanRecipe     the same job from headers alone: exact bytes, nothing written but the plan
+    CheckEngram    engram row counts and hash keys of a checkpoint or a GGUF
+    Relayout       a finished model to the other layout, without requantizing
+    VerifyOutput   a finished output, hashed again
+
+From here to a written block: `RunRecipe` requires a `tasks.shard.WriteShard` per shard of the
+`pipeline.plan.Plan`; that hands the shard to `pipeline.fill.fill_shard`, which decodes, quantizes
+and writes row blocks through `pipeline.gguf.part.ShardPart`.
+
+Importing this module sets luigi's defaults (see `tasks.runtime`) where the user's luigi.cfg is
+silent: real exit codes, a local scheduler, children that end with their parent.
+"""
+
+from tasks.runtime import apply_defaults, end_children_on_sigterm
+
+apply_defaults()
+end_children_on_sigterm()
+
+from tasks.engram import CheckEngram  # noqa: E402 - luigi reads its settings when tasks are defined
+from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
+from tasks.plan import PlanRecipe  # noqa: E402
+from tasks.relayout import Relayout  # noqa: E402
+
+__all__ = ["CheckEngram", "PlanRecipe", "Relayout", "RunRecipe", "VerifyOutput"]

@@ -1,0 +1,133 @@
+"""The finished output: shards under their names, verified, reported, the manifest last."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import luigi
+
+from pipeline import files
+from pipeline.engram_check import check_gguf_engram
+from pipeline.errors import VerifyError, raise_problems
+from pipeline.gguf.model_file import GgufModel, read_model
+from pipeline.model.contract import check_contract
+from pipeline.report.tables import render_text
+from pipeline.source.reader import SourceReader
+from pipeline.store import ShardRecord
+from pipeline.verify import TensorError, check_errors, measure_errors, verify_files
+from tasks.documents import MANIFEST, Finished, listed_digests, write_documents
+from tasks.parameters import JobTask
+from tasks.shard import WriteShard
+from tasks.targets import PrintedTarget, SpecTarget
+
+SAMPLED_ROWS = 64
+"""Rows per tensor whose error is measured against the source."""
+
+
+class RunRecipe(JobTask):
+    """The main job: a checkpoint becomes verified GGUF shards with reports and a manifest."""
+
+    def requires(self) -> Iterator[luigi.Task]:
+        """One task per shard."""
+        for no, spec in enumerate(self.job.shard_specs):
+            yield WriteShard(no=no, spec=spec, **self.passed_on())
+
+    def output(self) -> SpecTarget:
+        """The manifest: where it stands with this spec, the output is whole."""
+        return SpecTarget(self.job.folder / MANIFEST, lambda: self.job.spec)
+
+    def run(self) -> None:
+        """Name the shards, verify them, write every report, then the manifest."""
+        job = self.job
+        records = [self._record(spec) for spec in job.shard_specs]
+        self._name_shards()
+        model = read_model(job.folder / job.plan.shards[0].file_name)
+        finished = Finished(job, tuple(records), model, self._verify(model))
+        for table in write_documents(finished):
+            sys.stdout.write(render_text(table) + "\n")
+        sys.stdout.write(f"{job.folder}: {len(records)} shards, whole and verified\n")
+        sys.stdout.flush()
+
+    def _verify(self, model: GgufModel) -> tuple[TensorError, ...]:
+        """Hold the named files against plan, loader contract, buckets and checkpoint."""
+        job = self.job
+        with SourceReader(job.checkpoint) as source:
+            problems = verify_files(job.plan, job.folder)
+            raise_problems(f"files of {job.folder}", problems)
+            errors = measure_errors(job.plan, model, source, n_rows=SAMPLED_ROWS)
+        problems = [
+            *check_contract(model, job.layout),
+            *check_gguf_engram(model).problems,
+            *check_errors(errors),
+        ]
+        raise_problems(f"verification of {job.folder}", problems)
+        return errors
+
+    def _record(self, spec: str) -> ShardRecord:
+        record = self.store.record(spec)
+        if record is None:
+            raise VerifyError(
+                "a shard vanished before the output was finished",
+                file=self.store.path(spec),
+                next_step="Run the same command again; only that shard is made anew.",
+            )
+        return record
+
+    def _name_shards(self) -> None:
+        """Show every shard under its final name, and drop names that this plan does not have."""
+        folder, plan = self.job.folder, self.job.plan
+        (folder / MANIFEST).unlink(missing_ok=True)
+        wanted = {shard.file_name for shard in plan.shards}
+        for path in folder.glob(f"{plan.name}-*-of-*.gguf"):
+            if path.name not in wanted:
+                path.unlink()
+        for shard, spec in zip(plan.shards, self.job.shard_specs, strict=True):
+            files.link_or_copy(self.store.path(spec), folder / shard.file_name)
+
+
+@RunRecipe.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # type: ignore[untyped-decorator]
+def say_nothing_to_do(task: RunRecipe) -> None:
+    """A second run says why it does nothing."""
+    n_shards = len(task.job.plan.shards)
+    sys.stdout.write(
+        f"nothing to do: {task.job.folder} is whole ({n_shards} shards, by spec and length; "
+        "VerifyOutput hashes them)\n"
+    )
+    sys.stdout.flush()
+
+
+class VerifyOutput(luigi.Task):
+    """Hash every file of a finished output again and compare it with its SHA256SUMS."""
+
+    path = luigi.Parameter(description="an output folder")
+
+    def output(self) -> PrintedTarget:
+        """Done once it ran."""
+        if not hasattr(self, "_ran"):
+            self._ran = PrintedTarget()
+        return self._ran
+
+    def run(self) -> None:
+        """Compare; raise every difference."""
+        folder = Path(self.path)
+        wanted = listed_digests(folder)
+        problems = []
+        for name, expected in wanted.items():
+            path = folder / name
+            found = files.sha256_of(path) if path.exists() else "no such file"
+            if found != expected:
+                problems.append(
+                    VerifyError(
+                        "the file is not what was written",
+                        file=path,
+                        expected=expected,
+                        found=found,
+                        next_step="Delete it and run the recipe again.",
+                    )
+                )
+        raise_problems(f"verification of {folder}", problems)
+        sys.stdout.write(f"{folder}: {len(wanted)} files, all as written\n")
+        sys.stdout.flush()
+        self.output().done = True

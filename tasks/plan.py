@@ -1,0 +1,74 @@
+"""Planning: what a job will make, told before it is made."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import luigi
+
+from pipeline import files
+from pipeline.budget import plan_items
+from pipeline.report.budget_page import all_tables
+from pipeline.report.plan_report import disk_table, shard_table
+from pipeline.report.tables import render_text
+from tasks.parameters import JobTask
+from tasks.targets import PrintedTarget, SpecTarget
+
+
+def plan_text(task: JobTask) -> str:
+    """The plan of a task's job for a terminal: budgets, shards, disk, memory."""
+    job = task.job
+    tables = [
+        *all_tables(job.budgets(), job.config, job.left_out(), items=plan_items(job.plan)),
+        shard_table(job.plan),
+        disk_table(
+            job.plan,
+            need=job.missing_nbytes(),
+            free=files.free_nbytes(job.folder),
+            n_threads=task.n_threads,
+        ),
+    ]
+    return "\n".join(render_text(table) for table in tables)
+
+
+class PlanRecipe(JobTask):
+    """Print the plan of a job; nothing is written."""
+
+    def output(self) -> PrintedTarget:
+        """Done once it has printed."""
+        if not hasattr(self, "_printed"):
+            self._printed = PrintedTarget()
+        return self._printed
+
+    def run(self) -> None:
+        """Print."""
+        sys.stdout.write(plan_text(self))
+        sys.stdout.flush()
+        self.output().done = True
+
+
+class AcceptPlan(JobTask):
+    """Print the plan, refuse what does not fit on the disk, and leave word of what was accepted."""
+
+    spec = luigi.Parameter()
+
+    def output(self) -> SpecTarget:
+        """The accepted plan in the output folder."""
+        return SpecTarget(self.job.folder / "plan.json", lambda: self.spec)
+
+    def run(self) -> None:
+        """Print, check the disk, write."""
+        sys.stdout.write(plan_text(self))
+        sys.stdout.flush()
+        self.job.require_disk()
+        document = {
+            "schema": 1,
+            "spec": self.spec,
+            "name": self.job.name,
+            "shards": [
+                {"file": s.file_name, "nbytes": s.nbytes, "spec": spec}
+                for s, spec in zip(self.job.plan.shards, self.job.shard_specs, strict=True)
+            ],
+        }
+        files.write_whole(self.output().path, json.dumps(document, indent=1).encode() + b"\n")
