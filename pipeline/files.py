@@ -7,8 +7,9 @@ refused; nothing ever appears unfinished under a final name.
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import hashlib
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,7 +26,23 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 _fsync = os.fsync
 _replace = os.replace
 _link = os.link
-_truncate = os.truncate
+_ftruncate = os.ftruncate
+_copy_file_range = os.copy_file_range
+_libc_fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+if _libc_fallocate is not None:
+    _libc_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _fallocate(fd: int, nbytes: int) -> None:
+    # Where a file system cannot reserve, glibc's posix_fallocate writes a zero into every block:
+    # for hours, and over what a second worker has just put there. The system call refuses.
+    if _libc_fallocate is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    while _libc_fallocate(fd, 0, 0, nbytes) != 0:
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+
 
 _MAX_CALL_NBYTES = 1 << 30
 """Linux moves at most 2,147,479,552 bytes a call; half of that is asked for at a time."""
@@ -158,16 +175,21 @@ def sync(fd: int, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
-    fd = _open(folder, os.O_RDONLY)
+    """Make the names in ``folder`` durable.
+
+    Raises:
+        OutputError: The folder is gone, or the device could not store them.
+    """
     try:
-        _fsync(fd)
+        fd = _open(folder, os.O_RDONLY)
+        try:
+            _fsync(fd)
+        finally:
+            os.close(fd)
     except OSError as error:
         # Some network file systems cannot sync a folder; the rename itself stands there.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise _output_error("cannot make names durable", folder, error) from error
-    finally:
-        os.close(fd)
 
 
 def rename(part: Path, final: Path) -> None:
@@ -179,15 +201,60 @@ def rename(part: Path, final: Path) -> None:
     sync_folder(final.parent)
 
 
+def remove(path: Path) -> None:
+    """Take a name away; one that is not there is fine."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _output_error("cannot remove", path, error) from error
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether an error of this module says that a name was not there: another process took it."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """Put ``content`` under ``path`` all at once: temporary name, sync, rename, sync."""
+    """Put ``content`` under ``path`` all at once: temporary name, sync, rename, sync.
+
+    Several processes may do so at once. They take turns where the file system knows locks; where
+    it does not, no harm is done as long as all of them write the same.
+    """
     make_folder(path.parent)
     part = path.with_name(f".{path.name}.part")
-    with writing(part, create=True) as fd:
-        os.ftruncate(fd, 0)
+    with _sole_writing(part) as fd:
         write_exact(fd, memoryview(content), 0, part)
+        # Only now: a twin that has this very file under its final name must not see it empty.
+        set_length(fd, len(content), part)
         sync(fd, part)
-    rename(part, path)
+        try:
+            rename(part, path)
+        except OutputError as error:
+            if not (is_gone(error) and path.exists() and read_bytes(path) == content):
+                raise
+
+
+@contextmanager
+def _sole_writing(part: Path) -> Iterator[int]:
+    """``part`` open for writing by nobody else; whoever had it before has renamed it away."""
+    while True:
+        with writing(part, create=True) as fd:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL):
+                    raise _output_error("cannot lock", part, error) from error
+            if is_open_as(fd, part):
+                yield fd
+                return
+
+
+def is_open_as(fd: int, path: Path) -> bool:
+    """Whether ``path`` still names the file that is open as ``fd``."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
 
 
 def make_folder(folder: Path) -> None:
@@ -211,17 +278,24 @@ def allocate(fd: int, nbytes: int, path: Path) -> None:
         OutputError: The disk cannot hold the file.
     """
     try:
-        os.posix_fallocate(fd, 0, nbytes)
+        _fallocate(fd, nbytes)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
             raise _output_error("cannot reserve space", path, error) from error
-        os.ftruncate(fd, nbytes)
+        if os.fstat(fd).st_size < nbytes:
+            set_length(fd, nbytes, path)
 
 
 def truncate(path: Path, nbytes: int) -> None:
     """Cut or extend ``path`` to ``nbytes`` (extended bytes are a hole)."""
+    with writing(path) as fd:
+        set_length(fd, nbytes, path)
+
+
+def set_length(fd: int, nbytes: int, path: Path) -> None:
+    """Cut or extend an open file to ``nbytes`` (extended bytes are a hole)."""
     try:
-        _truncate(path, nbytes)
+        _ftruncate(fd, nbytes)
     except OSError as error:
         raise _output_error("cannot set the length", path, error) from error
 
@@ -229,15 +303,29 @@ def truncate(path: Path, nbytes: int) -> None:
 def link_or_copy(existing: Path, name: Path) -> None:
     """Show ``existing`` under ``name`` too: hard link, else a copy, all or nothing."""
     make_folder(name.parent)
-    part = name.with_name(f".{name.name}.part")
-    part.unlink(missing_ok=True)
+    part = name.with_name(f".{name.name}.link")
+    remove(part)
     try:
         _link(existing, part)
+        rename(part, name)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise _output_error("cannot link", name, error) from error
-        copy_range(existing, 0, existing.stat().st_size, part, 0)
-    rename(part, name)
+        _copy_whole(existing, name)
+    except OutputError as error:
+        if not (is_gone(error) and name.exists() and name.samefile(existing)):
+            raise
+    # A rename between two names of one file does nothing, not even take the old name away.
+    remove(part)
+
+
+def _copy_whole(existing: Path, name: Path) -> None:
+    part = name.with_name(f".{name.name}.part")
+    with _sole_writing(part) as fd:
+        nbytes = existing.stat().st_size
+        copy_range(existing, 0, nbytes, part, 0)
+        set_length(fd, nbytes, part)
+        rename(part, name)
 
 
 def copy_range(
@@ -270,7 +358,7 @@ def _copy_some(
     fd_in: int, fd_out: int, source: tuple[Path, int], target: tuple[Path, int], nbytes: int
 ) -> int:
     try:
-        n = os.copy_file_range(fd_in, fd_out, nbytes, source[1], target[1])
+        n = _copy_file_range(fd_in, fd_out, nbytes, source[1], target[1])
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise _output_error("cannot copy", target[0], error, target[1]) from error
@@ -316,7 +404,12 @@ def _output_error(what: str, path: Path, error: OSError, offset: int | None = No
 
 def modified_ns(path: Path) -> int:
     """When ``path`` was last changed, in nanoseconds."""
-    return path.stat().st_mtime_ns
+    try:
+        return path.stat().st_mtime_ns
+    except OSError as error:
+        raise SourceError(
+            "cannot look at the file", file=path, found=os.strerror(error.errno or 0)
+        ) from error
 
 
 def allocated_nbytes(path: Path) -> int:
@@ -324,15 +417,6 @@ def allocated_nbytes(path: Path) -> int:
     return path.stat().st_blocks * 512 if path.exists() else 0
 
 
-def sha256_of(path: Path) -> str:
-    """Hex sha256 of a whole file, read in pieces."""
-    digest = hashlib.sha256()
-    with reading(path) as fd:
-        left, offset = os.fstat(fd).st_size, 0
-        chunk = memoryview(bytearray(1 << 20))
-        while left > offset:
-            piece = chunk[: left - offset]
-            read_exact(fd, piece, offset, path)
-            digest.update(piece)
-            offset += len(piece)
-    return digest.hexdigest()
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of our own making with everything in it."""
+    shutil.rmtree(folder, ignore_errors=True)

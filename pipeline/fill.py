@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import QuantmillError
+from pipeline.gguf.committer import outlast_interrupts
 from pipeline.gguf.journal import BlockRecord
 from pipeline.gguf.part import ShardDigests, ShardPart, Span
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
@@ -27,7 +28,7 @@ from pipeline.source.reader import SourceReader
 from pipeline.source.spec import MatrixRef
 
 BLOCK_NBYTES = 16 << 20
-"""Most output bytes of a row block."""
+"""Most output bytes of a row block, but for what whole scale blocks need."""
 
 TILE_WEIGHTS = {Transform.ENCODE: 1 << 17, Transform.PRODUCT: 1 << 17}
 """Weights decoded at a time: 512 KiB of float32 stay in the second-level cache."""
@@ -35,11 +36,13 @@ TILE_WEIGHTS = {Transform.ENCODE: 1 << 17, Transform.PRODUCT: 1 << 17}
 BYTE_TILE_WEIGHTS = 1 << 20
 """Weights moved at a time where nothing is decoded."""
 
+MAX_TILE_WEIGHTS = 1 << 20
+"""A tile grows no further to hold whole scale blocks: 4 MiB of float32."""
 
 MEMORY_BASE_NBYTES = 512 << 20
 MEMORY_THREAD_NBYTES = 16 << 20
 """Most anonymous memory of a fill: base plus this per thread, whatever the tensor. A thread holds
-one tile as float32, its output bytes and the stored bytes they come from."""
+one tile as float32 (two for a product), its output bytes and the stored bytes they come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def blocks_of(tensor: PlannedTensor) -> Iterator[Block]:
         groups: tuple[tuple[MatrixRef, ...], ...] = (target.matrices,)
     else:
         groups = tuple((matrix,) for matrix in target.matrices)
-    n_per_block = max(1, BLOCK_NBYTES // tensor.row_nbytes)
+    height = target.matrices[0].block[0]
+    n_per_block = _whole_scale_blocks(max(1, BLOCK_NBYTES // tensor.row_nbytes), height)
     offset = tensor.offset
     for matrices in groups:
         n_rows = matrices[0].n_rows
@@ -94,6 +98,11 @@ def blocks_of(tensor: PlannedTensor) -> Iterator[Block]:
             block = Block(tensor, matrices, begin, min(begin + n_per_block, n_rows), offset)
             yield block
             offset += block.nbytes
+
+
+def _whole_scale_blocks(n_rows: int, height: int) -> int:
+    """``n_rows`` without a scale block begun: rows that share scales read them once."""
+    return max(height, n_rows - n_rows % height)
 
 
 def fill_shard(
@@ -132,27 +141,28 @@ def _missing(part: ShardPart, shard: PlannedShard, events: FillEvents) -> Iterat
 
 
 def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:
-    """Let ``n_threads`` pull blocks from one iterator until it ends or one of them fails."""
+    """Let ``n_threads`` pull blocks from one iterator until it ends, one fails, or Ctrl-C."""
     lock = threading.Lock()
-    failed = threading.Event()
 
     def work(slot: int) -> None:
-        while not failed.is_set():
-            with lock:
-                block = next(blocks, None)
-            if block is None:
-                return
-            try:
+        try:
+            while not filler.stopped.is_set():
+                with lock:
+                    block = next(blocks, None)
+                if block is None:
+                    return
                 filler.fill(block, slot)
-            except BaseException:
-                failed.set()
-                raise
+        except BaseException:
+            filler.stopped.set()
+            raise
 
-    with ThreadPoolExecutor(n_threads, thread_name_prefix="fill") as pool:
-        futures = [pool.submit(work, slot) for slot in range(n_threads)]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
+    pool = ThreadPoolExecutor(n_threads, thread_name_prefix="fill")
+    try:
+        for future in as_completed([pool.submit(work, slot) for slot in range(n_threads)]):
             future.result()
+    finally:
+        filler.stopped.set()
+        outlast_interrupts(pool.shutdown)
 
 
 class _Filler:
@@ -166,21 +176,19 @@ class _Filler:
         self._quantizer = quantizer
         self._events = events
         self._worker = _Worker()
+        self.stopped = threading.Event()
 
     def fill(self, block: Block, slot: int) -> None:
-        """Write one block and hand it to the journal."""
+        """Write one block and hand it to the journal; leave it unfinished once `stopped` is set."""
         self._events.started(slot, str(block))
         digest = hashlib.sha256()
         row_nbytes = block.tensor.row_nbytes
         n_tile = self._tile_rows(block)
         for begin in range(block.begin, block.end, n_tile):
-            n_rows = min(n_tile, block.end - begin)
-            out = self._packed(n_rows, row_nbytes)
-            try:
-                self._make(block, begin, out)
-            except QuantmillError as error:
-                error.add_note(f"while making {block.tensor.name} as {block.tensor.type.name}")
-                raise
+            if self.stopped.is_set():
+                return
+            out = self._packed(min(n_tile, block.end - begin), row_nbytes)
+            self._make(block, begin, out)
             content = out.reshape(-1).data
             self._part.write(content, block.offset + (begin - block.begin) * row_nbytes)
             digest.update(content)
@@ -190,10 +198,20 @@ class _Filler:
         self._part.commit(BlockRecord(block.offset, block.nbytes, digest.hexdigest()))
 
     def _tile_rows(self, block: Block) -> int:
+        matrix = block.matrices[0]
         weights = TILE_WEIGHTS.get(block.tensor.transform, BYTE_TILE_WEIGHTS)
-        return max(1, weights // block.matrices[0].n_cols)
+        n_rows = max(1, weights // matrix.n_cols)
+        whole = _whole_scale_blocks(n_rows, matrix.block[0])
+        return whole if whole * matrix.n_cols <= MAX_TILE_WEIGHTS else n_rows
 
     def _make(self, block: Block, begin: int, out: NDArray[np.uint8]) -> None:
+        try:
+            self._transform(block, begin, out)
+        except QuantmillError as error:
+            error.add_note(f"while making {block.tensor.name} as {block.tensor.type.name}")
+            raise
+
+    def _transform(self, block: Block, begin: int, out: NDArray[np.uint8]) -> None:
         matrix = block.matrices[0]
         match block.tensor.transform:
             case Transform.COPY:

@@ -10,13 +10,15 @@ A spec holds just what the bytes depend on. Threads, paths and names stay out of
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline import files
 from pipeline.digest import sha256, spec_digest
+from pipeline.errors import OutputError
 from pipeline.gguf.part import ShardDigests
-from pipeline.plan import PlannedShard, Transform
+from pipeline.plan import PlannedShard, PlannedTensor, Transform
 from pipeline.source.checkpoint import Checkpoint
 
 FORMAT_VERSION = 1
@@ -48,11 +50,20 @@ def shard_spec(shard: PlannedShard, checkpoint: Checkpoint, quantizer_version: s
         {
             "format": FORMAT_VERSION,
             "header": sha256(shard.header),
-            "transforms": [[t.name, t.transform.value] for t in shard.tensors],
+            "tensors": [_origin(tensor) for tensor in shard.tensors],
             "sources": [_stamp(checkpoint, name) for name in sources],
             "quantizer": quantizer_version if encodes else None,
         }
     )
+
+
+def _origin(tensor: PlannedTensor) -> list[object]:
+    """What is done to which stored matrices: the header says only what comes of it."""
+    stored = [
+        [m.codec.value, m.weight, m.scale, m.n_rows, m.n_cols, *m.block]
+        for m in tensor.target.matrices
+    ]
+    return [tensor.name, tensor.transform.value, stored]
 
 
 def _stamp(checkpoint: Checkpoint, name: str) -> list[object]:
@@ -95,10 +106,13 @@ class ShardStore:
         return record
 
     def note(self, spec: str, slot: int, block: str) -> None:
-        """Leave word of what a worker begins; survives the process."""
+        """Leave word of what a worker begins; survives the process.
+
+        A disk that refuses it is no reason to stop: the block itself will tell.
+        """
         line = block.encode()[: _NOW_NBYTES - 1].ljust(_NOW_NBYTES - 1) + b"\n"
         path = self.folder(spec) / "now"
-        with files.writing(path, create=True) as fd:
+        with suppress(OutputError), files.writing(path, create=True) as fd:
             files.write_exact(fd, memoryview(line), slot * _NOW_NBYTES, path)
 
     def notes(self, spec: str) -> tuple[str, ...]:
@@ -111,4 +125,4 @@ class ShardStore:
 
     def forget_notes(self, spec: str) -> None:
         """Drop the notes of a shard that is whole."""
-        (self.folder(spec) / "now").unlink(missing_ok=True)
+        files.remove(self.folder(spec) / "now")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import luigi
 
-from pipeline.engram_check import EngramReport, check_gguf_engram
 from pipeline.errors import raise_problems
 from pipeline.gguf.model_file import read_model
+from pipeline.model.engram.check import EngramReport, check_gguf_engram
 from pipeline.report.engram_report import engram_table
 from pipeline.report.tables import render_text
 from tasks.job import Job, JobParameters

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from pipeline import files
 from pipeline.budget import Budget, NotCarried, budget_of, not_carried, plan_items, source_items
 from pipeline.digest import spec_digest
-from pipeline.engram_check import EngramReport, TableShapes, check_checkpoint_engram
 from pipeline.errors import OutputError, SourceError, raise_problems
 from pipeline.gguf.keys import text
 from pipeline.model.config import ModelConfig, read_config
-from pipeline.model.expected import expected_tensors
+from pipeline.model.engram.check import EngramReport, TableShapes, check_checkpoint_engram
+from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.layout import Layout
-from pipeline.model.metadata import file_type_id, target_metadata
+from pipeline.model.metadata.target import file_type_id, target_metadata
 from pipeline.model.targets import TargetTensor, target_tensors
-from pipeline.model.token_map import compress_vocabulary
-from pipeline.model.tokenizer import Tokenizer, read_tokenizer
+from pipeline.model.tokens.token_map import compress_vocabulary
+from pipeline.model.tokens.tokenizer import Tokenizer, read_tokenizer
 from pipeline.plan import Plan, make_plan
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.ggml import GgmlQuantizer

@@ -9,10 +9,11 @@ from pathlib import Path
 import luigi
 
 from pipeline import files
-from pipeline.engram_check import check_gguf_engram
 from pipeline.errors import VerifyError, raise_problems
-from pipeline.gguf.model_file import GgufModel, read_model
-from pipeline.model.contract import check_contract
+from pipeline.gguf.digests import check_digests
+from pipeline.gguf.model_file import read_model
+from pipeline.model.contract.check import check_contract
+from pipeline.model.engram.check import check_gguf_engram
 from pipeline.report.tables import render_text
 from pipeline.source.reader import SourceReader
 from pipeline.store import ShardRecord
@@ -39,30 +40,34 @@ class RunRecipe(JobTask):
         return SpecTarget(self.job.folder / MANIFEST, lambda: self.job.spec)
 
     def run(self) -> None:
-        """Name the shards, verify them, write every report, then the manifest."""
+        """Verify the shards, give them their names, write every report, then the manifest."""
         job = self.job
         records = [self._record(spec) for spec in job.shard_specs]
-        self._name_shards()
+        staged = self.store.root / f"naming-{job.spec[:16]}"
+        self._link_shards(staged)
+        errors = self._verify(staged)
+        (job.folder / MANIFEST).unlink(missing_ok=True)
+        self._link_shards(job.folder)
+        files.remove_folder(staged)
         model = read_model(job.folder / job.plan.shards[0].file_name)
-        finished = Finished(job, tuple(records), model, self._verify(model))
-        for table in write_documents(finished):
+        for table in write_documents(Finished(job, tuple(records), model, errors)):
             sys.stdout.write(render_text(table) + "\n")
         sys.stdout.write(f"{job.folder}: {len(records)} shards, whole and verified\n")
         sys.stdout.flush()
 
-    def _verify(self, model: GgufModel) -> tuple[TensorError, ...]:
-        """Hold the named files against plan, loader contract, buckets and checkpoint."""
+    def _verify(self, folder: Path) -> tuple[TensorError, ...]:
+        """Hold the files in ``folder`` against plan, loader contract, buckets and checkpoint."""
         job = self.job
+        raise_problems(f"files of {job.name}", verify_files(job.plan, folder))
+        model = read_model(folder / job.plan.shards[0].file_name)
         with SourceReader(job.checkpoint) as source:
-            problems = verify_files(job.plan, job.folder)
-            raise_problems(f"files of {job.folder}", problems)
             errors = measure_errors(job.plan, model, source, n_rows=SAMPLED_ROWS)
         problems = [
             *check_contract(model, job.layout),
             *check_gguf_engram(model).problems,
             *check_errors(errors),
         ]
-        raise_problems(f"verification of {job.folder}", problems)
+        raise_problems(f"verification of {job.name}", problems)
         return errors
 
     def _record(self, spec: str) -> ShardRecord:
@@ -75,10 +80,9 @@ class RunRecipe(JobTask):
             )
         return record
 
-    def _name_shards(self) -> None:
-        """Show every shard under its final name, and drop names that this plan does not have."""
-        folder, plan = self.job.folder, self.job.plan
-        (folder / MANIFEST).unlink(missing_ok=True)
+    def _link_shards(self, folder: Path) -> None:
+        """Show every shard in ``folder`` under its name, and drop names this plan does not have."""
+        plan = self.job.plan
         wanted = {shard.file_name for shard in plan.shards}
         for path in folder.glob(f"{plan.name}-*-of-*.gguf"):
             if path.name not in wanted:
@@ -113,21 +117,7 @@ class VerifyOutput(luigi.Task):
         """Compare; raise every difference."""
         folder = Path(self.path)
         wanted = listed_digests(folder)
-        problems = []
-        for name, expected in wanted.items():
-            path = folder / name
-            found = files.sha256_of(path) if path.exists() else "no such file"
-            if found != expected:
-                problems.append(
-                    VerifyError(
-                        "the file is not what was written",
-                        file=path,
-                        expected=expected,
-                        found=found,
-                        next_step="Delete it and run the recipe again.",
-                    )
-                )
-        raise_problems(f"verification of {folder}", problems)
+        raise_problems(f"verification of {folder}", check_digests(folder, wanted))
         sys.stdout.write(f"{folder}: {len(wanted)} files, all as written\n")
         sys.stdout.flush()
         self.output().done = True

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import luigi
 
-from pipeline.engram_check import check_gguf_engram
 from pipeline.errors import OutputError, raise_problems
 from pipeline.gguf.model_file import read_model
-from pipeline.model.contract import check_contract
+from pipeline.model.contract.check import check_contract
+from pipeline.model.engram.check import check_gguf_engram
 from pipeline.model.layout import Layout
-from pipeline.relayout import relayout
+from pipeline.relayout.run import relayout
 from tasks.targets import PrintedTarget
 
 

@@ -8,6 +8,18 @@ import pytest
 from pipeline.miniature.checkpoint import write_miniature
 from pipeline.miniature.size import MiniatureSize
 
+SMALL = MiniatureSize(
+    n_layers=6,
+    hidden=256,
+    n_experts=4,
+    n_experts_used=2,
+    engram_base=200,
+    engram_heads=2,
+    n_draft_experts=1,
+    n_draft_experts_used=1,
+    vocab_size=512,
+)
+
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -15,3 +27,11 @@ def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("miniature checkpoint")
     write_miniature(folder, MiniatureSize(), seed=0)
     yield folder
+
+
+@pytest.fixture(scope="session")
+def small_miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest checkpoint that has every kind of tensor: made and converted in a blink."""
+    folder = tmp_path_factory.mktemp("small checkpoint")
+    write_miniature(folder, SMALL, seed=1)
+    return folder

@@ -7,12 +7,12 @@ machine stopped while it was written) is cut off when the journal is opened agai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline import files
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, QuantmillError
 
 JOURNAL_VERSION = 1
 
@@ -32,17 +32,19 @@ def read_journal(path: Path, spec: str) -> dict[int, BlockRecord]:
     Raises:
         OutputError: The journal belongs to another spec, or a line that is not the last is torn.
     """
-    if not path.exists():
-        return {}
-    content = files.read_bytes(path)
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        files.truncate(path, len(whole))
+    try:
+        content = files.read_bytes(path)
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            files.truncate(path, len(whole))
+    except QuantmillError as error:
+        if files.is_gone(error):  # never there, or another worker has just finished the shard
+            return {}
+        raise
     lines = whole.splitlines()
-    if not lines:
-        return {}
-    _check_head(path, lines[0], spec)
-    return {record.offset: record for record in _records(path, lines[1:])}
+    if lines and "journal" not in _entry(path, lines[0]):
+        raise _damaged(path)
+    return {record.offset: record for record in _records(path, lines, spec)}
 
 
 def head_line(spec: str) -> bytes:
@@ -59,30 +61,43 @@ def _line(entry: Mapping[str, object]) -> bytes:
     return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
-def _check_head(path: Path, line: bytes, spec: str) -> None:
+def _records(path: Path, lines: Iterable[bytes], spec: str) -> Iterator[BlockRecord]:
+    for line in lines:
+        entry = _entry(path, line)
+        if "journal" in entry:  # each worker writes a head of its own
+            _check_head(path, entry, spec)
+        else:
+            yield _record(path, entry)
+
+
+def _entry(path: Path, line: bytes) -> dict[str, object]:
     try:
-        head = json.loads(line)
-        found = (head["journal"], head["spec"])
-    except (ValueError, KeyError, TypeError) as error:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise _damaged(path) from error
+    if not isinstance(entry, dict):
+        raise _damaged(path)
+    return entry
+
+
+def _check_head(path: Path, entry: Mapping[str, object], spec: str) -> None:
+    found = (entry["journal"], entry.get("spec"))
     if found != (JOURNAL_VERSION, spec):
         raise OutputError(
             "this unfinished shard belongs to another spec",
             file=path,
-            expected=(JOURNAL_VERSION, spec),
-            found=found,
+            expected=f"{spec} (journal version {JOURNAL_VERSION})",
+            found=f"{found[1]} (journal version {found[0]})",
             next_step="Delete the part and its journal, or choose another output folder.",
         )
 
 
-def _records(path: Path, lines: Iterable[bytes]) -> Iterable[BlockRecord]:
-    for line in lines:
-        try:
-            entry = json.loads(line)
-            if "journal" not in entry:  # a second worker on this shard writes a head of its own
-                yield BlockRecord(**entry)
-        except (ValueError, TypeError) as error:
-            raise _damaged(path) from error
+def _record(path: Path, entry: Mapping[str, object]) -> BlockRecord:
+    match entry:
+        case {"offset": int(offset), "nbytes": int(nbytes), "sha256": str(digest)}:
+            if offset >= 0 and nbytes > 0:
+                return BlockRecord(offset, nbytes, digest)
+    raise _damaged(path)
 
 
 def _damaged(path: Path) -> OutputError:

@@ -4,27 +4,28 @@
     <name>.journal   the blocks that are whole (see `pipeline.gguf.journal`)
     <name>           appears by one rename, after every byte was read back and matched
 
-A killed run goes on at the first block without a journal line. Lines are written by one committer
-thread: data durable first, then the lines, then those durable too. On reopening, every journaled
-block is hashed again, so a part that was damaged while nobody looked is mended, not trusted.
+A killed run goes on at the first block without a journal line (`pipeline.gguf.committer` writes
+them). On reopening, every journaled block is hashed again, so a part that was damaged while nobody
+looked is mended, not trusted. Several processes may fill one part: equal spec means equal bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from pipeline import files
-from pipeline.errors import OutputError, VerifyError
-from pipeline.gguf.journal import BlockRecord, head_line, read_journal, record_lines
+from pipeline.errors import OutputError, QuantmillError, SourceError, VerifyError
+from pipeline.gguf.committer import Committer, append_durably, outlast_interrupts
+from pipeline.gguf.journal import BlockRecord, head_line, read_journal
 
 READ_NBYTES = 1 << 20
 
@@ -66,29 +67,23 @@ class ShardPart:
         self._header = header
         self._nbytes = nbytes
         self._spec = spec
-        self._queue: queue.SimpleQueue[BlockRecord | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
+        self._stopped = threading.Event()
         self.done: dict[int, BlockRecord] = {}
 
     def __enter__(self) -> Self:
         files.make_folder(self.path.parent)
-        resumed = read_journal(self.journal, self._spec) if self.part.exists() else {}
-        if not resumed:
-            self.journal.unlink(missing_ok=True)
-        self._file = files.writing(self.part, create=True)
-        self._fd = self._file.__enter__()
-        try:
+        with ExitStack() as stack:
+            resumed = self._resumed()
+            self._fd = stack.enter_context(files.writing(self.part, create=True))
+            log_fd = stack.enter_context(files.appending(self.journal))
             self._prepare()
-            self._log = files.appending(self.journal)
-            self._log_fd = self._log.__enter__()
-            if not resumed:
-                self._append(head_line(self._spec))
-            self.done = {o: r for o, r in resumed.items() if self._holds(r)}
-        except BaseException:
-            self._file.__exit__(None, None, None)
-            raise
-        self._committer = threading.Thread(target=self._commit_all, daemon=True)
-        self._committer.start()
+            append_durably(log_fd, self.journal, head_line(self._spec))
+            files.sync_folder(self.path.parent)
+            self.done = {o: record for o, record in resumed.items() if self._holds(record)}
+            part, journal = (self._fd, self.part), (log_fd, self.journal)
+            self._committer = Committer(part, journal, self.done)
+            stack.callback(self._committer.finish)
+            self._resources = stack.pop_all()
         return self
 
     def __exit__(
@@ -97,22 +92,19 @@ class ShardPart:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._drain()
-        self._log.__exit__(None, None, None)
-        self._file.__exit__(None, None, None)
+        self._resources.close()
 
     def write(self, content: memoryview, offset: int) -> None:
         """Put bytes at an absolute offset; safe from any thread."""
         files.write_exact(self._fd, content, offset, self.part)
 
     def commit(self, record: BlockRecord) -> None:
-        """Hand a written block to the journal; returns at once.
+        """Hand a written block to the journal; waits only while many others do.
 
         Raises:
             OutputError: An earlier block could not be made durable.
         """
-        self._raise_failure()
-        self._queue.put(record)
+        self._committer.commit(record)
 
     def read_back(self, spans: Sequence[Span], *, n_threads: int) -> ShardDigests:
         """Make all bytes durable, read them back and compare them with the journal.
@@ -121,69 +113,85 @@ class ShardPart:
             VerifyError: Bytes on disk differ from those that were written.
             OutputError: A block is missing, or the disk failed.
         """
-        self._drain()
-        self._raise_failure()
+        self._committer.finish()
+        self._committer.raise_failure()
+        self._mend_rest(spans)
         files.sync(self._fd, self.part)
-        with ThreadPoolExecutor(n_threads, thread_name_prefix="hash") as pool:
+        pool = ThreadPoolExecutor(n_threads, thread_name_prefix="hash")
+        try:
             whole = pool.submit(self._hash_whole)
             digests = list(pool.map(self._hash_span, spans))
-        names = (span.name for span in spans)
-        return ShardDigests(whole.result(), dict(zip(names, digests, strict=True)))
+            names = (span.name for span in spans)
+            return ShardDigests(whole.result(), dict(zip(names, digests, strict=True)))
+        finally:
+            self._stopped.set()
+            outlast_interrupts(lambda: pool.shutdown(cancel_futures=True))
 
     def publish(self) -> None:
-        """Give the part its final name; to be called after `read_back` has succeeded."""
-        try:
-            files.rename(self.part, self.path)
-        except OutputError:
-            # Another worker published the same shard first: equal spec means equal bytes.
-            if not (self.path.exists() and self.path.stat().st_size == self._nbytes):
-                raise
-        self.journal.unlink(missing_ok=True)
+        """Give the part its final name; to be called after `read_back` has succeeded.
+
+        Where another worker published the same shard first, its file stands.
+
+        Raises:
+            OutputError: The disk failed, or somebody took the part away.
+        """
+        if files.is_open_as(self._fd, self.part):
+            try:
+                files.rename(self.part, self.path)
+            except OutputError as error:
+                if not files.is_gone(error):
+                    raise
+        if not (self.path.exists() and self.path.stat().st_size == self._nbytes):
+            raise OutputError(
+                "the part was taken away while it was filled",
+                file=self.part,
+                next_step="Run the same command again.",
+            )
+        files.remove(self.journal)
+
+    def _resumed(self) -> dict[int, BlockRecord]:
+        """What the journal says; one without its part says nothing."""
+        if self.part.exists():
+            return read_journal(self.journal, self._spec)
+        files.remove(self.journal)
+        return {}
 
     def _prepare(self) -> None:
-        if os.fstat(self._fd).st_size < self._nbytes:
+        """Give the part its length and its header, whatever it had."""
+        nbytes = os.fstat(self._fd).st_size
+        if nbytes < self._nbytes:
             files.allocate(self._fd, self._nbytes, self.part)
+        elif nbytes > self._nbytes:
+            files.set_length(self._fd, self._nbytes, self.part)
         files.write_exact(self._fd, memoryview(self._header), 0, self.part)
 
-    def _append(self, lines: bytes) -> None:
-        files.append_line(self._log_fd, lines, self.journal)
-        files.sync(self._log_fd, self.journal)
+    def _rest(self, spans: Sequence[Span]) -> Iterator[tuple[int, bytes]]:
+        """What lies outside the spans, by offset: the header, and zeros between them."""
+        yield 0, self._header
+        position = len(self._header)
+        for span in sorted(spans, key=lambda span: span.offset):
+            yield position, bytes(span.offset - position)
+            position = span.offset + span.nbytes
+        yield position, bytes(self._nbytes - position)
 
-    def _commit_all(self) -> None:
-        """Committer thread: everything that waits shares one sync."""
-        while (record := self._queue.get()) is not None:
-            batch: list[BlockRecord | None] = [record]
-            while not self._queue.empty():
-                batch.append(self._queue.get())
-            records = [r for r in batch if r is not None]
-            try:
-                if self._failure is None:
-                    files.sync(self._fd, self.part)
-                    self._append(record_lines(records))
-                    self.done.update((r.offset, r) for r in records)
-            except BaseException as error:
-                self._failure = error
-            if None in batch:
-                return
-
-    def _drain(self) -> None:
-        if self._committer.is_alive():
-            self._queue.put(None)
-            self._committer.join()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _mend_rest(self, spans: Sequence[Span]) -> None:
+        for offset, content in self._rest(spans):
+            if b"".join(self._chunks(offset, offset + len(content))) != content:
+                files.write_exact(self._fd, memoryview(content), offset, self.part)
 
     def _holds(self, record: BlockRecord) -> bool:
+        """Whether a journaled block is still what it was; one that cannot be read is not."""
         digest = hashlib.sha256()
-        for chunk in _Chunks(self._fd, self.part, record.offset, record.offset + record.nbytes):
-            digest.update(chunk)
+        try:
+            for chunk in self._chunks(record.offset, record.offset + record.nbytes):
+                digest.update(chunk)
+        except QuantmillError:
+            return False
         return digest.hexdigest() == record.sha256
 
     def _hash_whole(self) -> str:
         whole = hashlib.sha256()
-        for chunk in _Chunks(self._fd, self.part, 0, self._nbytes):
+        for chunk in self._chunks(0, self._nbytes):
             whole.update(chunk)
         return whole.hexdigest()
 
@@ -201,7 +209,7 @@ class ShardPart:
                     offset=position,
                 )
             block = hashlib.sha256()
-            for chunk in _Chunks(self._fd, self.part, position, position + record.nbytes):
+            for chunk in self._chunks(position, position + record.nbytes):
                 tensor.update(chunk)
                 block.update(chunk)
             if block.hexdigest() != record.sha256:
@@ -217,21 +225,20 @@ class ShardPart:
             position += record.nbytes
         return tensor.hexdigest()
 
-
-class _Chunks:
-    """A byte range of a file as chunks that share one buffer."""
-
-    def __init__(self, fd: int, path: Path, begin: int, end: int) -> None:
-        self._fd, self._path, self._begin, self._end = fd, path, begin, end
-
-    def __iter__(self) -> Self:
-        self._buffer = memoryview(bytearray(min(READ_NBYTES, max(self._end - self._begin, 1))))
-        return self
-
-    def __next__(self) -> memoryview:
-        if self._begin >= self._end:
-            raise StopIteration
-        chunk = self._buffer[: self._end - self._begin]
-        files.read_exact(self._fd, chunk, self._begin, self._path)
-        self._begin += len(chunk)
-        return chunk
+    def _chunks(self, begin: int, end: int) -> Iterator[memoryview]:
+        """A byte range of the part as chunks that share one buffer; ends early when stopped."""
+        buffer = memoryview(bytearray(min(READ_NBYTES, end - begin)))
+        while begin < end and not self._stopped.is_set():
+            chunk = buffer[: end - begin]
+            try:
+                files.read_exact(self._fd, chunk, begin, self.part)
+            except SourceError as error:
+                raise OutputError(
+                    "cannot read back what was written",
+                    file=self.part,
+                    offset=begin,
+                    found=error.found,
+                    next_step="Check the disk and run the same command again.",
+                ) from error
+            yield chunk
+            begin += len(chunk)

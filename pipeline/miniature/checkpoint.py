@@ -13,9 +13,9 @@ from pipeline.miniature.size import MiniatureSize, miniature_config, with_engram
 from pipeline.miniature.values import write_values
 from pipeline.miniature.vocabulary import small_vocabulary
 from pipeline.model.config import read_config
-from pipeline.model.engram import row_counts
-from pipeline.model.expected import expected_tensors
-from pipeline.model.token_map import compress_vocabulary
+from pipeline.model.engram.arithmetic import row_counts
+from pipeline.model.expected.tensors import expected_tensors
+from pipeline.model.tokens.token_map import compress_vocabulary
 
 _WEIGHTS_VERSION = 1
 """Counts up when the same size and seed give other bytes."""

@@ -10,7 +10,7 @@ from pipeline.miniature.released import config_bytes, config_of, tokenizer_confi
 from pipeline.miniature.shards import Shard, index_bytes, shards_of
 from pipeline.miniature.vocabulary import released_vocabulary
 from pipeline.model.config import read_config
-from pipeline.model.expected import expected_tensors
+from pipeline.model.expected.tensors import expected_tensors
 
 
 def write_headers_only(folder: Path, *, like: str, tokenizer: Path | None) -> bool:

@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 from pipeline.errors import ConfigError
 from pipeline.miniature.released import JsonObject
-from pipeline.model.token_map import compress_vocabulary
+from pipeline.model.tokens.token_map import compress_vocabulary
 
 RELEASED_VOCAB = 129_280
 RELEASED_COMPRESSED = 99_092

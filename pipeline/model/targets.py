@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from pipeline.errors import ConfigError
 from pipeline.model.config import ModelConfig
-from pipeline.model.expected import expected_tensors
+from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.layout import Layout
 from pipeline.model.roles import ReadMode, Role, SubRole, read_mode_of, role_of, sub_role_of
 from pipeline.source.spec import Codec, MatrixRef, TensorSpec

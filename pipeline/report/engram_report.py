@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.engram_check import EngramReport
+from pipeline.model.engram.check import EngramReport
 from pipeline.report.tables import Column, Row, Table
 
 

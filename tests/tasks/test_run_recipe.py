@@ -132,7 +132,7 @@ def test_verify_names_a_flipped_bit(finished, tmp_path):
     shard.write_bytes(content)
     result = luigi("VerifyOutput", "--path", folder, cwd=cwd)
     assert result.returncode == 30
-    assert "the file is not what was written" in result.stderr
+    assert "the bytes differ from their digest" in result.stderr
     assert shard.name in result.stderr
 
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError, FormatError, SourceError
 from pipeline.gguf.keys import KeyValue, ValueType, array, f32, flag, text, u32
-from pipeline.model.chat_template import chat_template
 from pipeline.model.config import ModelConfig
-from pipeline.model.engram_keys import engram_keys
-from pipeline.model.file_type import file_type_id
+from pipeline.model.engram.keys import engram_keys
 from pipeline.model.layout import Layout
-from pipeline.model.required_keys import ARCHITECTURE, required_keys
-from pipeline.model.tokenizer import Tokenizer
+from pipeline.model.metadata.file_type import file_type_id
+from pipeline.model.metadata.required import ARCHITECTURE, required_keys
+from pipeline.model.tokens.chat_template import chat_template
+from pipeline.model.tokens.tokenizer import Tokenizer
 
 __all__ = [
     "file_type_id",

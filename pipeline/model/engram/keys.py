@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline.errors import ConfigError
 from pipeline.gguf.keys import KeyValue, ValueType, array, flag, i32, u32
 from pipeline.model.config import CandidateConfig, EngramConfig, ModelConfig
-from pipeline.model.engram import (
+from pipeline.model.engram.arithmetic import (
     bucket_sizes,
     layer_offsets,
     multipliers,

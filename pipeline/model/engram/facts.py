@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from pipeline.gguf.keys import KeyValue
 from pipeline.model.config import EngramConfig
-from pipeline.model.engram import bucket_sizes, multipliers, next_prime, split_layers
-from pipeline.model.engram_report import EngramChecks
+from pipeline.model.engram.arithmetic import bucket_sizes, multipliers, next_prime, split_layers
+from pipeline.model.engram.findings import EngramChecks
 from pipeline.model.layout import Layout
-from pipeline.model.required_keys import MAINLINE_KEYS, NINE_KEYS, KeyType
+from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, KeyType
 
 _P = "deepseek41."
 

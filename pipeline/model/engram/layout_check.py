@@ -7,12 +7,12 @@ from math import prod
 from typing import Protocol
 
 from pipeline.gguf.keys import KeyValue
-from pipeline.model.engram import layer_offsets, running_offsets
-from pipeline.model.engram_dialect import MAINLINE_TABLE, table_layers
-from pipeline.model.engram_facts import EngramFacts, number, numbers
-from pipeline.model.engram_report import EngramChecks, row_cause
+from pipeline.model.engram.arithmetic import layer_offsets, running_offsets
+from pipeline.model.engram.dialect import MAINLINE_TABLE, table_layers
+from pipeline.model.engram.facts import EngramFacts, number, numbers
+from pipeline.model.engram.findings import EngramChecks, row_cause
 from pipeline.model.layout import Layout
-from pipeline.model.required_keys import MAINLINE_KEYS
+from pipeline.model.metadata.required import MAINLINE_KEYS
 
 _RAW_PAD = 2
 """``engram_pad_token_id`` of the released model, for fork files that do not say it."""

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pipeline.errors import FormatError
 from pipeline.gguf.keys import KeyValue, i32, u16
 from pipeline.gguf.model_file import GgufModel
-from pipeline.model.contract_keys import check_keys
-from pipeline.model.contract_sizes import read_sizes
-from pipeline.model.contract_sources import check_candidates, check_sources
-from pipeline.model.contract_tensors import check_tensors
-from pipeline.model.contract_values import check_values
-from pipeline.model.engram_dialect import recognise
-from pipeline.model.header_keys import HeaderKeys
+from pipeline.model.contract.keys import check_keys
+from pipeline.model.contract.sizes import read_sizes
+from pipeline.model.contract.sources import check_candidates, check_sources
+from pipeline.model.contract.tensors import check_tensors
+from pipeline.model.contract.values import check_values
+from pipeline.model.engram.dialect import recognise
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.header_keys import HeaderKeys
 
 _ARCHITECTURE = "deepseek41"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.errors import FormatError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.gguf.reader import GgufTensor
-from pipeline.model.contract_sizes import Sizes
+from pipeline.model.contract.sizes import Sizes
 from pipeline.model.layout import Layout
 
 Ne = tuple[int, ...]

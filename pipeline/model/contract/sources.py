@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeline.errors import FormatError
-from pipeline.model.contract_sizes import Sizes
-from pipeline.model.header_keys import PREFIX, HeaderKeys
+from pipeline.model.contract.sizes import Sizes
+from pipeline.model.metadata.header_keys import PREFIX, HeaderKeys
 
 
 def check_sources(sizes: Sizes) -> Iterator[FormatError]:

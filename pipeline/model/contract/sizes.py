@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipeline.model.header_keys import HeaderKeys
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.header_keys import HeaderKeys
 
 ENGRAM_NAMES: Mapping[Layout, Mapping[str, str]] = {
     Layout.FORK: {

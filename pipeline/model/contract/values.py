@@ -11,9 +11,9 @@ from itertools import accumulate
 
 from pipeline.errors import FormatError
 from pipeline.gguf.keys import KeyValue
-from pipeline.model.contract_sizes import ENGRAM_NAMES
-from pipeline.model.header_keys import PREFIX, HeaderKeys
+from pipeline.model.contract.sizes import ENGRAM_NAMES
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.header_keys import PREFIX, HeaderKeys
 
 _FIXED: Mapping[str, tuple[int, str]] = {
     "attention.head_count_kv": (1, "All heads share one key; decoding aborts otherwise."),

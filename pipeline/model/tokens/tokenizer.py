@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from pipeline.digest import sha256
 from pipeline.errors import SourceError
-from pipeline.model.tokenizer_json import FILE, as_kind, check_rules, parse_object
+from pipeline.model.tokens.tokenizer_json import FILE, as_kind, check_rules, parse_object
 
 _CONFIG_FILE = "tokenizer_config.json"
 _DEFAULT_CONFIG: Mapping[str, object] = {

@@ -1,7 +1,7 @@
 """The tensors of DeepSeek-V4.1-Flash as tables over its config.
 
 Names, dtypes and shapes are those of the released shard headers; the structure digest of the
-whole list (see `pipeline.model.expected`) proves it tensor by tensor.
+whole list (see `pipeline.model.expected.tensors`) proves it tensor by tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.model.config import EngramConfig, ModelConfig, VisionConfig
-from pipeline.model.tensor_rows import (
+from pipeline.model.expected.rows import (
     Row,
     attention_rows,
     draft_input_rows,

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.model.config import EngramConfig, ModelConfig
-from pipeline.model.engram import bucket_sizes, row_counts
-from pipeline.model.engram_dialect import recognise
-from pipeline.model.engram_facts import (
+from pipeline.model.engram.arithmetic import bucket_sizes, row_counts
+from pipeline.model.engram.dialect import recognise
+from pipeline.model.engram.facts import (
     EngramFacts,
     check_factors,
     check_primes,
     number,
     read_facts,
 )
-from pipeline.model.engram_layout_check import HeaderLike, check_layout
-from pipeline.model.engram_report import EngramChecks, EngramReport, EngramRow, row_cause
+from pipeline.model.engram.findings import EngramChecks, EngramReport, EngramRow, row_cause
+from pipeline.model.engram.layout_check import HeaderLike, check_layout
 from pipeline.model.layout import Layout
 
 __all__ = ["EngramReport", "EngramRow", "check_checkpoint_engram", "check_gguf_engram"]

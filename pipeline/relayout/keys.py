@@ -1,7 +1,7 @@
 """The metadata of a finished V4.1 file, said again in the other layout's keys.
 
 Values are those of the file, not computed anew: it may hold other constants than the release. Keys
-stand in the order in which `pipeline.model.engram_keys` writes them, so a file that is relaid and
+stand in the order in which `pipeline.model.engram.keys` writes them, so a file that is relaid and
 one that was made in this layout have the same header.
 """
 
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from pipeline.gguf.header import ALIGNMENT_KEY, FILLER_KEY
 from pipeline.gguf.keys import KeyValue, ValueType, array, flag, i32, u32
 from pipeline.gguf.model_file import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT, GgufModel
-from pipeline.model.engram import layer_offsets, next_prime, running_offsets
-from pipeline.model.header_keys import PREFIX
+from pipeline.model.engram.arithmetic import layer_offsets, next_prime, running_offsets
 from pipeline.model.layout import Layout
-from pipeline.model.relayout_facts import (
+from pipeline.model.metadata.header_keys import PREFIX
+from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
+from pipeline.relayout.facts import (
     HashFacts,
     SourceFacts,
     read_hash_facts,
     read_source_facts,
 )
-from pipeline.model.required_keys import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
 
 _FIRST_PRIME = 2
 

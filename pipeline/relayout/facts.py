@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pipeline.errors import FormatError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.model.config import CandidateConfig
-from pipeline.model.contract_sizes import ENGRAM_NAMES, layers_with
-from pipeline.model.engram import layer_offsets, running_offsets, split_layers
-from pipeline.model.header_keys import PREFIX, HeaderKeys
+from pipeline.model.contract.sizes import ENGRAM_NAMES, layers_with
+from pipeline.model.engram.arithmetic import layer_offsets, running_offsets, split_layers
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.header_keys import PREFIX, HeaderKeys
 
 _CANDIDATE_NAMES = (
     ("attention.indexer.candidate_source_layer", "attention.candidate_source_layer_id",

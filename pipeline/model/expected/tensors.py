@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.digest import canonical_json, sha256
-from pipeline.model import expected_v4, expected_v41
 from pipeline.model.config import ModelConfig
+from pipeline.model.expected import v4, v41
 from pipeline.source.spec import TensorSpec
 
-_FAMILIES = {"v4.1": expected_v41.tensors, "v4": expected_v4.tensors}
+_FAMILIES = {"v4.1": v41.tensors, "v4": v4.tensors}
 
 
 def expected_tensors(config: ModelConfig) -> tuple[TensorSpec, ...]:

@@ -2,7 +2,7 @@
 
 Against V4.1: hash-routed first layers, a compressor with position embeddings in every compressed
 layer, an indexer with a compressor of its own at ratio 4, a head that mixes the residual streams;
-no engram, no vision. The structure digest proves the list (see `pipeline.model.expected`).
+no engram, no vision. The structure digest proves the list (see `pipeline.model.expected.tensors`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.model.config import ModelConfig
-from pipeline.model.tensor_rows import (
+from pipeline.model.expected.rows import (
     Row,
     attention_rows,
     draft_input_rows,

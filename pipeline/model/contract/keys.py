@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.errors import FormatError
 from pipeline.gguf.keys import KeyValue, ValueType
-from pipeline.model.header_keys import PREFIX
 from pipeline.model.layout import Layout
-from pipeline.model.required_keys import UNION_KEYS, KeyType, required_keys
+from pipeline.model.metadata.header_keys import PREFIX
+from pipeline.model.metadata.required import UNION_KEYS, KeyType, required_keys
 
 _EITHER_SIGN: Mapping[KeyType, KeyType] = {
     (ValueType.ARRAY, ValueType.INT32): (ValueType.ARRAY, ValueType.UINT32),

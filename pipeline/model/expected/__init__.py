@@ -1,0 +1,1 @@
+"""Every tensor a checkpoint must have, from its config alone."""

@@ -1,0 +1,1 @@
+"""Every metadata key of a target file, and which of them loaders require."""

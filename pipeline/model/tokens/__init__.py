@@ -1,0 +1,1 @@
+"""The tokenizer as GGUF wants it, the engram's token map, the chat template."""

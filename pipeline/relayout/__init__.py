@@ -1,0 +1,1 @@
+"""A finished model in the other layout, without requantizing."""
