@@ -30,8 +30,8 @@ from pipeline.source.spec import MatrixRef
 BLOCK_NBYTES = 16 << 20
 """Most output bytes of a row block, but for what whole scale blocks need."""
 
-TILE_WEIGHTS = {Transform.ENCODE: 1 << 17, Transform.PRODUCT: 1 << 17}
-"""Weights decoded at a time: 512 KiB of float32 stay in the second-level cache."""
+TILE_WEIGHTS = {Transform.ENCODE: 1 << 18, Transform.PRODUCT: 1 << 18}
+"""Weights decoded at a time: 1 MiB of float32, long enough that the calls around it cost little."""
 
 BYTE_TILE_WEIGHTS = 1 << 20
 """Weights moved at a time where nothing is decoded."""

@@ -11,6 +11,10 @@ from pipeline.miniature.size import MiniatureSize
 SMALL = MiniatureSize(
     n_layers=6,
     hidden=256,
+    n_heads=2,
+    o_groups=1,
+    o_lora=256,
+    index_heads=2,
     n_experts=4,
     n_experts_used=2,
     engram_base=200,

@@ -181,6 +181,8 @@ class ShardPart:
 
     def _holds(self, record: BlockRecord) -> bool:
         """Whether a journaled block is still what it was; one that cannot be read is not."""
+        if record.offset + record.nbytes > self._nbytes:
+            return False
         digest = hashlib.sha256()
         try:
             for chunk in self._chunks(record.offset, record.offset + record.nbytes):

@@ -1,12 +1,12 @@
 """A finished V4.1 model in the other layout, without quantizing anything again.
 
 Only the engram differs between the layouts, so all else is copied as it is. Shards that would not
-change by a byte are shared with the input by hard link; those that change keep their number and
-name.
+change by a byte are shared with the input by hard link; those that change keep their number.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +52,9 @@ def relayout(
 ) -> Path:
     """Write the model at ``path`` to folder ``out`` in ``layout``; returns its first file there.
 
-    Files keep their names. All of them get these only after the last byte is written, the first
-    shard last, so what an interrupted run leaves are ``.part`` files that the next one replaces.
+    Files keep their names, but for a layout at their end. They get them only after the last byte
+    is written, the first shard last: what an interrupted run leaves are ``.part`` files that the
+    next one replaces.
 
     Args:
         path: A file or folder that `read_model` takes; made by this project or not.
@@ -105,9 +106,15 @@ def plan_relayout(model: GgufModel, layout: Layout) -> tuple[RelaidShard, ...]:
                 *_split_keys(model, no, n_kept + len(new)),
             ),
             is_first=no == 0,
+            file_name=relaid_name(file.path.name, have, layout),
         )
         for no, file in enumerate(model.files)
     )
+
+
+def relaid_name(name: str, have: Layout, layout: Layout) -> str:
+    """A file or folder name in the new layout: one that ends in the old layout's name says so."""
+    return re.sub(rf"-{have}(?=-\d{{5}}-of-\d{{5}}\.gguf$|\.gguf$|$)", f"-{layout}", name)
 
 
 def _split_keys(model: GgufModel, no: int, n_tensors: int) -> tuple[KeyValue, ...]:
@@ -119,7 +126,12 @@ def _split_keys(model: GgufModel, no: int, n_tensors: int) -> tuple[KeyValue, ..
 
 
 def _relaid(
-    file: GgufFile, *, pieces: Sequence[Piece], key_values: Sequence[KeyValue], is_first: bool
+    file: GgufFile,
+    *,
+    pieces: Sequence[Piece],
+    key_values: Sequence[KeyValue],
+    is_first: bool,
+    file_name: str,
 ) -> RelaidShard:
     kept = [
         Piece(t.name, t.ne, t.type, (ByteRange(file.path, t.offset, t.nbytes),))
@@ -128,14 +140,14 @@ def _relaid(
     ]
     is_same = len(kept) == len(file.tensors) and not pieces and not is_first
     if is_same and all(file.key_values.get(entry.key) == entry for entry in key_values):
-        return RelaidShard(file.path.name, file.path, b"", ())
+        return RelaidShard(file_name, file.path, b"", ())
     ordered = sorted((*kept, *pieces), key=lambda piece: (piece.nbytes % PAGE != 0, piece.layer))
     infos, start = [], 0
     for piece in ordered:
         infos.append(TensorInfo(piece.name, piece.ne, piece.type.type_id, start))
         start += _padded(piece.nbytes)
     header = encode_padded_header(key_values, infos, page=PAGE)
-    return RelaidShard(file.path.name, None, header, tuple(ordered))
+    return RelaidShard(file_name, None, header, tuple(ordered))
 
 
 def _check_names(model: GgufModel, shards: Sequence[RelaidShard], out: Path) -> None:

@@ -9,7 +9,7 @@ import jinja2
 import jinja2.sandbox
 import pytest
 
-from pipeline.model.chat_template import chat_template
+from pipeline.model.tokens.chat_template import chat_template
 
 BOS = "<｜begin▁of▁sentence｜>"
 EOS = "<｜end▁of▁sentence｜>"

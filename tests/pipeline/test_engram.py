@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.digest import sha256
 from pipeline.errors import EngramError
 from pipeline.model.config import EngramConfig, read_config
-from pipeline.model.engram import (
+from pipeline.model.engram.arithmetic import (
     bucket_sizes,
     hash_rows,
     layer_offsets,
@@ -22,7 +22,7 @@ from pipeline.model.engram import (
     row_counts,
     running_offsets,
 )
-from pipeline.model.token_map import compress_vocabulary
+from pipeline.model.tokens.token_map import compress_vocabulary
 
 DATA = Path(__file__).parents[1] / "data"
 

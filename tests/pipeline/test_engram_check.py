@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.engram_check import check_checkpoint_engram, check_gguf_engram
 from pipeline.gguf.keys import KeyValue, ValueType, array, i32, text, u32
 from pipeline.model.config import EngramConfig, ModelConfig, read_config
-from pipeline.model.engram_keys import engram_keys
+from pipeline.model.engram.check import check_checkpoint_engram, check_gguf_engram
+from pipeline.model.engram.keys import engram_keys
 from pipeline.model.layout import Layout
 
 DATA = Path(__file__).parents[1] / "data"

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.digest import sha256
 from pipeline.model.config import ModelConfig, read_config
-from pipeline.model.expected import expected_tensors, structure_digest
+from pipeline.model.expected.tensors import expected_tensors, structure_digest
 from pipeline.source.spec import TensorSpec
 
 DATA = Path(__file__).parents[1] / "data"

@@ -17,8 +17,8 @@ from pipeline.miniature.released import config_of
 from pipeline.miniature.shards import Shard, index_bytes, shards_of
 from pipeline.miniature.vocabulary import released_vocabulary
 from pipeline.model.config import read_config
-from pipeline.model.expected import expected_tensors
-from pipeline.model.token_map import compress_vocabulary
+from pipeline.model.expected.tensors import expected_tensors
+from pipeline.model.tokens.token_map import compress_vocabulary
 from pipeline.source.agreement import check_agreement
 from pipeline.source.checkpoint import INDEX_NAME, open_checkpoint
 

@@ -16,9 +16,9 @@ from pipeline.errors import ConfigError, FormatError, QuantmillError, SourceErro
 from pipeline.gguf.keys import KeyValue, ValueType, text, u32
 from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.layout import Layout
-from pipeline.model.metadata import file_type_id, required_keys, target_metadata
-from pipeline.model.required_keys import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
-from pipeline.model.tokenizer import Tokenizer
+from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
+from pipeline.model.metadata.target import file_type_id, required_keys, target_metadata
+from pipeline.model.tokens.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 N_VOCAB, N_COMPRESSED = 129_280, 99_092

@@ -20,9 +20,9 @@ from pipeline.miniature.draws import row_chunks
 from pipeline.miniature.released import config_of
 from pipeline.miniature.size import LayerKinds, MiniatureSize
 from pipeline.model.config import ModelConfig, read_config
-from pipeline.model.engram import row_counts
-from pipeline.model.expected import expected_tensors
-from pipeline.model.token_map import compress_vocabulary
+from pipeline.model.engram.arithmetic import row_counts
+from pipeline.model.expected.tensors import expected_tensors
+from pipeline.model.tokens.token_map import compress_vocabulary
 from pipeline.source.agreement import check_agreement
 from pipeline.source.checkpoint import INDEX_NAME, open_checkpoint
 from pipeline.source.spec import TensorSpec

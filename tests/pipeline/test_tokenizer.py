@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pipeline.digest import sha256
 from pipeline.errors import SourceError
-from pipeline.model.token_map import compress_vocabulary
-from pipeline.model.tokenizer import Tokenizer, read_tokenizer
+from pipeline.model.tokens.token_map import compress_vocabulary
+from pipeline.model.tokens.tokenizer import Tokenizer, read_tokenizer
 
 N_RELEASED = 129_280
 N_SMALL = 12

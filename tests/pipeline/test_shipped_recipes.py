@@ -1,0 +1,172 @@
+"""The recipes that come along, at the released model's full size, to the byte."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import QuantmillError
+from pipeline.files import truncate, write_whole
+from pipeline.gguf.model_file import read_model
+from pipeline.model.layout import Layout
+from pipeline.model.roles import SubRole
+from pipeline.model.targets import TargetTensor, target_tensors
+from pipeline.plan import Plan
+from pipeline.recipe.resolve import resolve_types
+from pipeline.recipe.schema import Recipe, load_recipe, parse_recipe
+from tests.pipeline.released_plans import ROOT, released_config, released_plan
+
+FORK, MAINLINE = Layout.FORK, Layout.MAINLINE
+
+TENSOR_BYTES = {
+    # Two published uploads and a file described tensor by tensor in public.
+    "published-q3_k_m": (FORK, 347_265_635_740),
+    "published-q2_k": (FORK, 264_509_443_176),
+    "served": (FORK, 476_985_618_400),
+    "served-lean": (FORK, 352_719_078_428),
+    "native": (MAINLINE, 507_948_390_368),
+    "lowbit-q2_k": (MAINLINE, 316_369_155_808),
+}
+SHIPPED = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
+
+
+@cache
+def targets_of(layout: Layout) -> tuple[TargetTensor, ...]:
+    return target_tensors(released_config(), layout)
+
+
+def shipped(name: str) -> Recipe:
+    return load_recipe(ROOT / f"recipes/{name}.toml")
+
+
+def own_plan(name: str) -> Plan:
+    return released_plan(name, shipped(name).output.layout)
+
+
+def test_every_shipped_recipe_has_its_bytes_here() -> None:
+    assert set(SHIPPED) == set(TENSOR_BYTES)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_tensor_bytes_in_the_recipes_own_layout(name: str) -> None:
+    assert (shipped(name).output.layout, own_plan(name).data_nbytes) == TENSOR_BYTES[name]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("layout", Layout)
+def test_every_recipe_resolves_in_both_layouts(name: str, layout: Layout) -> None:
+    targets = targets_of(layout)
+    assert len(resolve_types(shipped(name), targets)) == len(targets)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_p9_size_told_before_is_size_on_disk(name: str, tmp_path: Path) -> None:
+    plan = own_plan(name)
+    for shard in plan.shards:
+        write_whole(tmp_path / shard.file_name, shard.header)
+        truncate(tmp_path / shard.file_name, shard.nbytes)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == plan.nbytes
+    # A reader that adds tensor sizes up itself finds the end of each file where it is.
+    stored = read_model(tmp_path).tensors.values()
+    assert sum(tensor.nbytes for _, tensor in stored) == plan.data_nbytes
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_recipe_says_what_it_makes(name: str) -> None:
+    assert shipped(name).name == name
+    assert re.fullmatch(r"[A-Z].{20,}\.", shipped(name).description)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_allowance_is_given_that_the_recipe_does_not_need(name: str) -> None:
+    content = (ROOT / f"recipes/{name}.toml").read_bytes()
+    targets = targets_of(FORK)
+    for allowance in shipped(name).allow:
+        less = re.sub(rb'"%s"(, )?' % allowance.encode(), b"", content, count=1)
+        with pytest.raises(QuantmillError, match=rf'add "{allowance}" to allow'):
+            resolve_types(parse_recipe(less, Path(f"{name}.toml")), targets)
+
+
+def census(plan: Plan) -> Counter[str]:
+    return Counter(tensor.type.planner_name for tensor in plan.tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        (
+            "published-q3_k_m",
+            {"q3_K": 476, "f32": 449, "q4_K": 76, "bf16": 40, "q5_K": 4, "q6_K": 1},
+        ),
+        ("published-q2_k", {"q2_K": 476, "f32": 449, "q3_K": 80, "bf16": 40, "q6_K": 1}),
+    ],
+)
+def test_types_of_the_published_files_are_counted_alike(name: str, types: dict[str, int]) -> None:
+    assert census(released_plan(name)) == types
+
+
+EXPECTED_TYPES = {
+    ("published-q3_k_m", "blk.1.ffn_down_exps.weight"): "Q5_K",
+    ("published-q3_k_m", "blk.2.ffn_down_exps.weight"): "Q4_K",
+    ("published-q3_k_m", "blk.1.ffn_down_shexp.weight"): "Q5_K",
+    ("published-q3_k_m", "blk.1.engram_q.weight"): "Q3_K",
+    ("served", "blk.1.ffn_down_exps.weight"): "Q5_K",
+    ("served", "blk.1.ffn_down_shexp.weight"): "Q8_0",
+    ("served", "blk.1.engram_embd.weight"): "Q8_0",
+    ("served", "blk.1.engram_q.weight"): "BF16",
+    ("served", "blk.2.indexer.attn_q_b.weight"): "Q8_0",
+    ("served", "blk.2.indexer.attn_k.weight"): "Q3_K",
+    ("served", "token_embd.weight"): "BF16",
+    ("served-lean", "blk.1.engram_embd.weight"): "Q3_K",
+    ("native", "blk.1.ffn_up_exps.weight"): "MXFP4",
+    ("native", "output.weight"): "BF16",
+    ("native", "blk.2.indexer.proj.weight"): "BF16",
+    ("lowbit-q2_k", "blk.1.engram_embd.weight"): "Q4_K",
+    ("lowbit-q2_k", "blk.1.ffn_down_exps.weight"): "Q3_K",
+}
+
+
+@pytest.mark.parametrize(("name", "tensor"), EXPECTED_TYPES)
+def test_type_of_one_tensor(name: str, tensor: str) -> None:
+    found = {t.name: t.type.name for t in released_plan(name).tensors}
+    assert found[tensor] == EXPECTED_TYPES[name, tensor]
+
+
+def test_our_own_recipes_keep_small_sensitive_matrices_at_16_bits_or_more() -> None:
+    sensitive = {SubRole.ENGRAM_GATE, SubRole.HYPER_CONNECTION, SubRole.ROUTER, SubRole.NORM}
+    for name in ("native", "served-lean", "lowbit-q2_k"):
+        found = [t for t in own_plan(name).tensors if t.target.sub_role in sensitive]
+        assert min(t.type.bpw for t in found) >= 16
+
+
+def test_published_recipes_reach_nothing_that_engines_would_not_read() -> None:
+    """The one engine that reads these files only, by its documentation."""
+    known = {"f32", "bf16", "q8_0", "q3_K", "q4_K", "q5_K", "q6_K"}
+    assert set(census(released_plan("served"))) <= known
+    assert set(census(released_plan("published-q3_k_m"))) <= known
+
+
+P10 = {
+    "unknown key": ("[roles]", "[rules]", "unknown key rules"),
+    "missing role": ('shared = "Q3_K"\n', "", "the key roles.shared is missing"),
+    "unknown type": ('engram = "Q3_K"', 'engram = "Q3_KM"', "roles.engram: no ggml type"),
+    "unmatched override": (r"^blk\.[01]\.", r"^blk\.40\.", "override 1 (^blk\\.40\\."),
+    "allowance withdrawn": ('"below_bf16", ', "", "too coarse for these small sensitive matrices"),
+}
+
+
+@pytest.mark.parametrize(("said", "changed", "answer"), P10.values(), ids=P10)
+def test_p10_a_wrong_recipe_fails_before_anything_is_read(
+    said: str, changed: str, answer: str
+) -> None:
+    content = (ROOT / "recipes/published-q3_k_m.toml").read_text()
+    assert said in content
+    with pytest.raises(QuantmillError, match=re.escape(answer)):
+        resolve_types(
+            parse_recipe(content.replace(said, changed, 1).encode(), Path("published-q3_k_m.toml")),
+            targets_of(FORK),
+        )
