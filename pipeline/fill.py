@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import QuantmillError
-from pipeline.gguf.committer import outlast_interrupts
+from pipeline.gguf.committer import end_pool
 from pipeline.gguf.journal import BlockRecord
 from pipeline.gguf.part import ShardDigests, ShardPart, Span
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
@@ -157,12 +157,14 @@ def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:
             raise
 
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="fill")
+    futures: list[Future[None]] = []
     try:
-        for future in as_completed([pool.submit(work, slot) for slot in range(n_threads)]):
+        futures += (pool.submit(work, slot) for slot in range(n_threads))
+        for future in as_completed(futures):
             future.result()
     finally:
         filler.stopped.set()
-        outlast_interrupts(pool.shutdown)
+        end_pool(pool, futures)
 
 
 class _Filler:

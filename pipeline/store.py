@@ -1,7 +1,7 @@
 """Where finished shards lie: one folder per spec digest, so that equal work is done once.
 
     <root>/<digest>/shard.gguf     the file (with .part and .journal beside it while unfinished)
-    <root>/<digest>/record.json    written just before the shard gets its name: its digests
+    <root>/<digest>/record.json    written just before the shard gets its name: digests, errors
     <root>/<digest>/now            what each worker is at, for the report of a crashed one
 
 A spec holds just what the bytes depend on. Threads, paths and names stay out of it.
@@ -20,6 +20,7 @@ from pipeline.errors import OutputError
 from pipeline.gguf.part import ShardDigests
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
 from pipeline.source.checkpoint import Checkpoint
+from pipeline.verify import TensorError, read_error
 
 FORMAT_VERSION = 1
 """Raised by hand whenever the same plan and source would give other bytes."""
@@ -29,12 +30,13 @@ _NOW_NBYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """What is known of a whole shard: its spec, length and digests."""
+    """What is known of a whole shard: its spec, length, digests and measured errors."""
 
     spec: str
     nbytes: int
     file_sha256: str
     tensors: dict[str, str]
+    errors: tuple[TensorError, ...]
 
 
 def shard_spec(shard: PlannedShard, checkpoint: Checkpoint, quantizer_version: str) -> str:
@@ -91,16 +93,20 @@ class ShardStore:
         if not path.exists():
             return None
         try:
-            record = ShardRecord(**json.loads(files.read_bytes(path)))
-        except (ValueError, TypeError):
+            entry = json.loads(files.read_bytes(path))
+            errors = tuple(read_error(error) for error in entry.pop("errors"))
+            record = ShardRecord(**entry, errors=errors)
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None
         shard = self.path(spec)
         whole = shard.exists() and shard.stat().st_size == record.nbytes
         return record if whole and record.spec == spec else None
 
-    def save(self, spec: str, nbytes: int, digests: ShardDigests) -> ShardRecord:
-        """Record the digests of a shard that was read back whole."""
-        record = ShardRecord(spec, nbytes, digests.file_sha256, digests.spans)
+    def save(
+        self, spec: str, nbytes: int, digests: ShardDigests, errors: tuple[TensorError, ...] = ()
+    ) -> ShardRecord:
+        """Record what is known of a shard that was read back whole."""
+        record = ShardRecord(spec, nbytes, digests.file_sha256, digests.spans, errors)
         content = json.dumps(asdict(record), indent=1, sort_keys=True).encode()
         files.write_whole(self.folder(spec) / "record.json", content)
         return record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from pipeline import files
 from pipeline.errors import QuantmillError, VerifyError
 from pipeline.gguf.digests import check_digests
-from pipeline.gguf.model_file import GgufModel
-from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
+from pipeline.gguf.reader import GgufFile, read_gguf
 from pipeline.model.roles import Role
 from pipeline.plan import Plan, PlannedShard, PlannedTensor, Transform
 from pipeline.quant.dequant import dequantize
@@ -72,6 +71,15 @@ class TensorError:
         return self.rmse <= self.limit
 
 
+def read_error(entry: Mapping[str, object]) -> TensorError:
+    """A `TensorError` from the JSON object that it was written as.
+
+    Raises:
+        TypeError, ValueError, KeyError: ``entry`` is none.
+    """
+    return TensorError(**{**entry, "role": Role(str(entry["role"]))})
+
+
 @dataclass(frozen=True, slots=True)
 class RoleError:
     """The relative error of all tensors of a role, and the worst of them."""
@@ -83,42 +91,28 @@ class RoleError:
 
 
 def measure_errors(
-    plan: Plan, model: GgufModel, source: SourceReader, *, n_rows: int
+    tensors: Sequence[PlannedTensor], path: Path, source: SourceReader, *, n_rows: int
 ) -> tuple[TensorError, ...]:
-    """The relative error of every tensor, over a sample that is the same every time.
+    """The relative error of every tensor in a file, over a sample that is the same every time.
 
-    Tensors in types of ik_llama.cpp are left out: only its own library can decode them.
+    Tensors in types of ik_llama.cpp, which cannot be decoded here, are left out.
 
     Args:
-        plan: What the files should hold, and from which matrices.
-        model: The finished files.
+        tensors: What the file holds, where, and from which matrices it was made.
+        path: The file, finished or filled but unnamed.
         source: The open checkpoint.
         n_rows: Rows per tensor at most: the first, the last, and between them at even steps over
             all matrices and experts.
 
     Raises:
-        VerifyError: A planned tensor is not in the files, or not as planned.
         SourceError: Reading a file failed.
     """
     assert n_rows > 0
-    found = model.tensors
-    errors = []
-    for tensor in plan.tensors:
-        if tensor.name not in found:
-            raise VerifyError("the model lacks a planned tensor", tensor=tensor.name)
-        no, stored = found[tensor.name]
-        path = model.files[no].path
-        if (stored.ne[::-1], stored.type) != (tensor.target.shape, tensor.type):
-            raise VerifyError(
-                "the tensor is not as planned",
-                file=path,
-                tensor=tensor.name,
-                expected=f"{tensor.type.name} {tensor.target.shape}",
-                found=f"{stored.type.name} {stored.ne[::-1]}",
-            )
-        if tensor.type.family == "mainline":
-            errors.append(_measure(tensor, path, stored, source, n_rows))
-    return tuple(errors)
+    return tuple(
+        _measure(tensor, path, source, n_rows)
+        for tensor in tensors
+        if tensor.type.family == "mainline"
+    )
 
 
 def check_errors(errors: Iterable[TensorError]) -> list[VerifyError]:
@@ -168,9 +162,7 @@ def _relative(squared_error: float, squared_norm: float) -> float:
     return math.sqrt(squared_error / squared_norm)
 
 
-def _measure(
-    tensor: PlannedTensor, path: Path, stored: GgufTensor, source: SourceReader, n_rows: int
-) -> TensorError:
+def _measure(tensor: PlannedTensor, path: Path, source: SourceReader, n_rows: int) -> TensorError:
     rows, starts = sample_rows(tensor.target.n_rows, n_rows), _matrix_starts(tensor)
     most = max(1, TILE_WEIGHTS // tensor.target.n_cols)
     squared_error = squared_norm = 0.0
@@ -178,7 +170,7 @@ def _measure(
     with files.reading(path) as fd, np.errstate(all="ignore"):
         for begin, end in _runs(rows, starts, most):
             packed = np.empty((end - begin, tensor.row_nbytes), np.uint8)
-            offset = stored.offset + begin * tensor.row_nbytes
+            offset = tensor.offset + begin * tensor.row_nbytes
             files.read_exact(fd, packed.reshape(-1).data, offset, path)
             wanted = _source_rows(tensor, source, range(begin, end), starts)
             found = dequantize(tensor.type, packed, tensor.target.n_cols)

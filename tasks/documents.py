@@ -45,7 +45,11 @@ class Finished:
     job: Job
     records: tuple[ShardRecord, ...]
     model: GgufModel
-    errors: tuple[TensorError, ...]
+
+    @property
+    def errors(self) -> tuple[TensorError, ...]:
+        """What every tensor lost, as it was measured when its shard was made."""
+        return tuple(error for record in self.records for error in record.errors)
 
     def steps(self) -> tuple[Budget, ...]:
         """The budgets of all four steps."""

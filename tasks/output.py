@@ -15,16 +15,12 @@ from pipeline.gguf.model_file import read_model
 from pipeline.model.contract.check import check_contract
 from pipeline.model.engram.check import check_gguf_engram
 from pipeline.report.tables import render_text
-from pipeline.source.reader import SourceReader
 from pipeline.store import ShardRecord
-from pipeline.verify import TensorError, check_errors, measure_errors, verify_files
+from pipeline.verify import verify_files
 from tasks.documents import MANIFEST, Finished, listed_digests, write_documents
 from tasks.parameters import JobTask
 from tasks.shard import WriteShard
 from tasks.targets import PrintedTarget, SpecTarget
-
-SAMPLED_ROWS = 64
-"""Rows per tensor whose error is measured against the source."""
 
 
 class RunRecipe(JobTask):
@@ -45,30 +41,23 @@ class RunRecipe(JobTask):
         records = [self._record(spec) for spec in job.shard_specs]
         staged = self.store.root / f"naming-{job.spec[:16]}"
         self._link_shards(staged)
-        errors = self._verify(staged)
+        self._verify(staged)
         (job.folder / MANIFEST).unlink(missing_ok=True)
         self._link_shards(job.folder)
         files.remove_folder(staged)
         model = read_model(job.folder / job.plan.shards[0].file_name)
-        for table in write_documents(Finished(job, tuple(records), model, errors)):
+        for table in write_documents(Finished(job, tuple(records), model)):
             sys.stdout.write(render_text(table) + "\n")
         sys.stdout.write(f"{job.folder}: {len(records)} shards, whole and verified\n")
         sys.stdout.flush()
 
-    def _verify(self, folder: Path) -> tuple[TensorError, ...]:
-        """Hold the files in ``folder`` against plan, loader contract, buckets and checkpoint."""
+    def _verify(self, folder: Path) -> None:
+        """Hold the files in ``folder`` against plan, loader contract and hash buckets."""
         job = self.job
         raise_problems(f"files of {job.name}", verify_files(job.plan, folder))
         model = read_model(folder / job.plan.shards[0].file_name)
-        with SourceReader(job.checkpoint) as source:
-            errors = measure_errors(job.plan, model, source, n_rows=SAMPLED_ROWS)
-        problems = [
-            *check_contract(model, job.layout),
-            *check_gguf_engram(model).problems,
-            *check_errors(errors),
-        ]
+        problems = [*check_contract(model, job.layout), *check_gguf_engram(model).problems]
         raise_problems(f"verification of {job.name}", problems)
-        return errors
 
     def _record(self, spec: str) -> ShardRecord:
         record = self.store.record(spec)

@@ -8,16 +8,20 @@ import sys
 import luigi
 
 from pipeline.budget import budget_of, written_items
-from pipeline.errors import OutputError, PlanError
+from pipeline.errors import OutputError, PlanError, raise_problems
 from pipeline.fill import FillEvents, fill_shard
 from pipeline.gguf.part import ShardPart
 from pipeline.model.roles import ROLE_TITLES
 from pipeline.source.reader import SourceReader
 from pipeline.store import ShardStore
+from pipeline.verify import check_errors, measure_errors
 from tasks.job import Job
 from tasks.parameters import JobTask
 from tasks.plan import AcceptPlan
 from tasks.progress import Progress
+
+SAMPLED_ROWS = 64
+"""Rows per tensor whose error is measured against the source."""
 
 
 class ShardTarget(luigi.Target):
@@ -62,7 +66,7 @@ class WriteShard(JobTask):
         return ShardTarget(self.store, self.spec)
 
     def run(self) -> None:
-        """Fill what is missing, read all back, record, publish."""
+        """Fill what is missing, read all back, measure its errors, record, publish."""
         shard = self.job.plan.shards[self.no]
         if self.job.shard_specs[self.no] != self.spec:
             raise PlanError(
@@ -95,7 +99,9 @@ class WriteShard(JobTask):
                 n_threads=self.n_threads,
                 events=FillEvents(advanced=progress.advance, started=started),
             )
-            self.store.save(self.spec, shard.nbytes, digests)
+            errors = measure_errors(shard.tensors, part.part, source, n_rows=SAMPLED_ROWS)
+            raise_problems(f"what was written to {shard.file_name}", check_errors(errors))
+            self.store.save(self.spec, shard.nbytes, digests, errors)
             part.publish()
         self.store.forget_notes(self.spec)
         sys.stdout.write(written_line(self.job) + "\n")

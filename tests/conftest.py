@@ -1,6 +1,5 @@
 """Fixtures that several test modules share."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +25,11 @@ SMALL = MiniatureSize(
 
 
 @pytest.fixture(scope="session")
-def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A miniature checkpoint in the released layout; tests that change it copy it first."""
     folder = tmp_path_factory.mktemp("miniature checkpoint")
     write_miniature(folder, MiniatureSize(), seed=0)
-    yield folder
+    return folder
 
 
 @pytest.fixture(scope="session")

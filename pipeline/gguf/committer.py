@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline import files
 from pipeline.gguf.journal import BlockRecord, record_lines
+
+Result = TypeVar("Result")
 
 N_WAITING = 16
 """Most blocks that wait for the sync in progress; more would be lost with a killed process."""
@@ -34,6 +38,8 @@ class Committer:
         self._journal = journal
         self._done = done
         self._queue: queue.Queue[BlockRecord | None] = queue.Queue(N_WAITING)
+        self._is_closing = False
+        self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
         self._thread.start()
@@ -44,20 +50,25 @@ class Committer:
         Raises:
             OutputError: An earlier block could not be made durable.
         """
-        assert self._thread.is_alive()
+        assert not self._is_closing
         self.raise_failure()
         self._queue.put(record)
 
     def finish(self) -> None:
         """Journal what waits and end the thread; to be called before the files are closed."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            outlast_interrupts(self._thread.join)
+        outlast_interrupts(self._finish)
 
     def raise_failure(self) -> None:
         """Raise what kept a block from becoming durable, if anything did."""
         if self._failure is not None:
             raise self._failure
+
+    def _finish(self) -> None:
+        if not self._is_closing:
+            self._queue.put(None)
+            self._is_closing = True
+        self._ended.wait()
+        self._thread.join()
 
     def _run(self) -> None:
         is_open = True
@@ -65,6 +76,7 @@ class Committer:
             batch = self._batch()
             is_open = batch[-1] is not None
             self._make_durable([record for record in batch if record is not None])
+        self._ended.set()
 
     def _batch(self) -> list[BlockRecord | None]:
         batch = [self._queue.get()]
@@ -92,10 +104,21 @@ def append_durably(fd: int, path: Path, lines: bytes) -> None:
     files.sync(fd, path)
 
 
+def end_pool(pool: ThreadPoolExecutor, futures: Iterable[Future[Result]]) -> None:
+    """Wait for all ``futures`` of ``pool`` and end it, however often Ctrl-C is pressed."""
+
+    def end() -> None:
+        wait(futures)
+        pool.shutdown()
+
+    outlast_interrupts(end)
+
+
 def outlast_interrupts(wait: Callable[[], object]) -> None:
     """Call ``wait`` until it returns, however often Ctrl-C is pressed; then let that through.
 
-    Threads that write must have ended before their files are closed.
+    Threads that write must have ended before their files are closed. ``wait`` must rest on futures
+    or events: up to Python 3.12, an interrupted ``Thread.join`` takes its thread for ended.
     """
     interrupt: KeyboardInterrupt | None = None
     while True:
