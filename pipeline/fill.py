@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import QuantmillError
-from pipeline.gguf.committer import end_pool
+from pipeline.gguf.committer import outlast_interrupts
 from pipeline.gguf.journal import BlockRecord
 from pipeline.gguf.part import ShardDigests, ShardPart, Span
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
@@ -158,13 +158,17 @@ def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:
 
     pool = ThreadPoolExecutor(n_threads, thread_name_prefix="fill")
     futures: list[Future[None]] = []
+
+    def start() -> None:
+        futures.extend(pool.submit(work, slot) for slot in range(n_threads))
+
     try:
-        futures += (pool.submit(work, slot) for slot in range(n_threads))
+        outlast_interrupts(start)  # a pool does not know the thread that it was just starting
         for future in as_completed(futures):
             future.result()
     finally:
         filler.stopped.set()
-        end_pool(pool, futures)
+        outlast_interrupts(pool.shutdown)
 
 
 class _Filler:

@@ -7,16 +7,13 @@ could still take. Everything that waits shares one sync.
 from __future__ import annotations
 
 import queue
+import signal
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from pipeline import files
 from pipeline.gguf.journal import BlockRecord, record_lines
-
-Result = TypeVar("Result")
 
 N_WAITING = 16
 """Most blocks that wait for the sync in progress; more would be lost with a killed process."""
@@ -39,7 +36,6 @@ class Committer:
         self._done = done
         self._queue: queue.Queue[BlockRecord | None] = queue.Queue(N_WAITING)
         self._is_closing = False
-        self._ended = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
         self._thread.start()
@@ -67,7 +63,6 @@ class Committer:
         if not self._is_closing:
             self._queue.put(None)
             self._is_closing = True
-        self._ended.wait()
         self._thread.join()
 
     def _run(self) -> None:
@@ -76,7 +71,6 @@ class Committer:
             batch = self._batch()
             is_open = batch[-1] is not None
             self._make_durable([record for record in batch if record is not None])
-        self._ended.set()
 
     def _batch(self) -> list[BlockRecord | None]:
         batch = [self._queue.get()]
@@ -104,28 +98,20 @@ def append_durably(fd: int, path: Path, lines: bytes) -> None:
     files.sync(fd, path)
 
 
-def end_pool(pool: ThreadPoolExecutor, futures: Iterable[Future[Result]]) -> None:
-    """Wait for all ``futures`` of ``pool`` and end it, however often Ctrl-C is pressed."""
-
-    def end() -> None:
-        wait(futures)
-        pool.shutdown()
-
-    outlast_interrupts(end)
-
-
 def outlast_interrupts(wait: Callable[[], object]) -> None:
-    """Call ``wait`` until it returns, however often Ctrl-C is pressed; then let that through.
+    """Call ``wait`` to its end, however often Ctrl-C is pressed; then let that through.
 
-    Threads that write must have ended before their files are closed. ``wait`` must rest on futures
-    or events: up to Python 3.12, an interrupted ``Thread.join`` takes its thread for ended.
+    Threads that write must have ended before their files are closed. Catching KeyboardInterrupt
+    would not do: up to Python 3.12, an interrupted ``Thread.join`` takes its thread for ended.
     """
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            wait()
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+    if threading.current_thread() is not threading.main_thread():
+        wait()  # signals reach the main thread only
+        return
+    presses: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: presses.append(number))
+    try:
+        wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if presses:
+        raise KeyboardInterrupt

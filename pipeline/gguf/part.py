@@ -15,7 +15,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Self
 
 from pipeline import files
 from pipeline.errors import OutputError, QuantmillError, SourceError, VerifyError
-from pipeline.gguf.committer import Committer, append_durably, end_pool
+from pipeline.gguf.committer import Committer, append_durably, outlast_interrupts
 from pipeline.gguf.journal import BlockRecord, head_line, read_journal
 
 READ_NBYTES = 1 << 20
@@ -118,16 +118,14 @@ class ShardPart:
         self._mend_rest(spans)
         files.sync(self._fd, self.part)
         pool = ThreadPoolExecutor(n_threads, thread_name_prefix="hash")
-        futures: list[Future[str]] = []
         try:
-            futures += (pool.submit(self._hash_span, span) for span in spans)
-            futures.append(pool.submit(self._hash_whole))
-            *digests, whole = (future.result() for future in futures)
+            whole = pool.submit(self._hash_whole)
+            digests = list(pool.map(self._hash_span, spans))
             names = (span.name for span in spans)
-            return ShardDigests(whole, dict(zip(names, digests, strict=True)))
+            return ShardDigests(whole.result(), dict(zip(names, digests, strict=True)))
         finally:
             self._stopped.set()
-            end_pool(pool, futures)
+            outlast_interrupts(pool.shutdown)
 
     def publish(self) -> None:
         """Give the part its final name; to be called after `read_back` has succeeded.
