@@ -26,7 +26,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 _fsync = os.fsync
 _replace = os.replace
 _link = os.link
-_ftruncate = os.ftruncate
+_truncate = os.truncate
 _copy_file_range = os.copy_file_range
 _libc_fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
 if _libc_fallocate is not None:
@@ -295,7 +295,7 @@ def truncate(path: Path, nbytes: int) -> None:
 def set_length(fd: int, nbytes: int, path: Path) -> None:
     """Cut or extend an open file to ``nbytes`` (extended bytes are a hole)."""
     try:
-        _ftruncate(fd, nbytes)
+        _truncate(fd, nbytes)
     except OSError as error:
         raise _output_error("cannot set the length", path, error) from error
 

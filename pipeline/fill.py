@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -105,6 +105,18 @@ def _whole_scale_blocks(n_rows: int, height: int) -> int:
     return max(height, n_rows - n_rows % height)
 
 
+def blocks_from(shard: PlannedShard, weight_map: Mapping[str, str], file: str) -> Iterator[Block]:
+    """The row blocks of a shard that are read from one source file, in file order.
+
+    A block reads one matrix, or factors of a product, and these lie in one file.
+    """
+    for tensor in shard.tensors:
+        if any(weight_map[name] == file for name in tensor.target.source_names):
+            for block in blocks_of(tensor):
+                if weight_map[block.matrices[0].weight] == file:
+                    yield block
+
+
 def fill_shard(
     part: ShardPart,
     shard: PlannedShard,
@@ -122,22 +134,43 @@ def fill_shard(
         QuantmillError: A source value cannot be decoded, a quantizer refused a row, or the disk
             failed. Blocks finished before stay journaled.
     """
-    events = events or FillEvents()
+    blocks = (block for tensor in shard.tensors for block in blocks_of(tensor))
     quantizer.prepare({tensor.type for tensor in shard.tensors})
+    fill_blocks(part, blocks, source, quantizer, n_threads=n_threads, events=events)
+    return part.read_back(spans_of(shard), n_threads=n_threads)
+
+
+def spans_of(shard: PlannedShard) -> list[Span]:
+    """The byte ranges of a shard's tensors."""
+    return [Span(tensor.name, tensor.offset, tensor.nbytes) for tensor in shard.tensors]
+
+
+def fill_blocks(
+    part: ShardPart,
+    blocks: Iterable[Block],
+    source: SourceReader,
+    quantizer: Quantizer,
+    *,
+    n_threads: int,
+    events: FillEvents | None = None,
+) -> None:
+    """Write those of ``blocks`` that ``part`` does not hold yet.
+
+    Raises:
+        QuantmillError: As `fill_shard`.
+    """
+    events = events or FillEvents()
     filler = _Filler(part, source, quantizer, events)
-    _run_all(filler, _missing(part, shard, events), n_threads)
-    spans = [Span(t.name, t.offset, t.nbytes) for t in shard.tensors]
-    return part.read_back(spans, n_threads=n_threads)
+    _run_all(filler, _missing(part, blocks, events), n_threads)
 
 
-def _missing(part: ShardPart, shard: PlannedShard, events: FillEvents) -> Iterator[Block]:
-    for tensor in shard.tensors:
-        for block in blocks_of(tensor):
-            record = part.done.get(block.offset)
-            if record is not None and record.nbytes == block.nbytes:
-                events.advanced(block.nbytes)
-            else:
-                yield block
+def _missing(part: ShardPart, blocks: Iterable[Block], events: FillEvents) -> Iterator[Block]:
+    for block in blocks:
+        record = part.done.get(block.offset)
+        if record is not None and record.nbytes == block.nbytes:
+            events.advanced(block.nbytes)
+        else:
+            yield block
 
 
 def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:

@@ -2,6 +2,7 @@
 
     <root>/<digest>/shard.gguf     the file (with .part and .journal beside it while unfinished)
     <root>/<digest>/record.json    written just before the shard gets its name: digests, errors
+    <root>/<digest>/errors-<source file>.json    what was measured where sources are let go early
     <root>/<digest>/now            what each worker is at, for the report of a crashed one
 
 A spec holds just what the bytes depend on. Threads, paths and names stay out of it.
@@ -10,16 +11,18 @@ A spec holds just what the bytes depend on. Threads, paths and names stay out of
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline import files
 from pipeline.digest import sha256, spec_digest
 from pipeline.errors import OutputError
+from pipeline.gguf.journal import read_journal
 from pipeline.gguf.part import ShardDigests
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
-from pipeline.source.checkpoint import Checkpoint
 from pipeline.verify import TensorError, read_error
 
 FORMAT_VERSION = 1
@@ -39,21 +42,23 @@ class ShardRecord:
     errors: tuple[TensorError, ...]
 
 
-def shard_spec(shard: PlannedShard, checkpoint: Checkpoint, quantizer_version: str) -> str:
+def shard_spec(
+    shard: PlannedShard, sources: Sequence[Sequence[object]], quantizer_version: str
+) -> str:
     """Digest of everything the bytes of ``shard`` depend on.
 
-    Source files enter by length, header digest and modification time: a changed byte changes the
-    time, and hashing half a terabyte before starting would cost more than the conversion.
+    Args:
+        shard: The planned shard.
+        sources: What identifies the content of each source file that it reads.
+        quantizer_version: The library that writes block types.
     """
-    names = {name for tensor in shard.tensors for name in tensor.target.source_names}
-    sources = sorted({checkpoint.weight_map[name] for name in names})
     encodes = any(t.transform in (Transform.ENCODE, Transform.PRODUCT) for t in shard.tensors)
     return spec_digest(
         {
             "format": FORMAT_VERSION,
             "header": sha256(shard.header),
             "tensors": [_origin(tensor) for tensor in shard.tensors],
-            "sources": [_stamp(checkpoint, name) for name in sources],
+            "sources": [list(stamp) for stamp in sources],
             "quantizer": quantizer_version if encodes else None,
         }
     )
@@ -68,9 +73,11 @@ def _origin(tensor: PlannedTensor) -> list[object]:
     return [tensor.name, tensor.transform.value, stored]
 
 
-def _stamp(checkpoint: Checkpoint, name: str) -> list[object]:
-    source = checkpoint.files[name]
-    return [name, source.nbytes, source.header_sha256, files.modified_ns(source.path)]
+@lru_cache(maxsize=64)
+def _journaled(journal: Path, spec: str, nbytes: int, modified_ns: int) -> frozenset[int]:
+    """Luigi asks often; a journal is read again only when it has changed."""
+    del nbytes, modified_ns
+    return frozenset(read_journal(journal, spec, mend=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,15 @@ class ShardStore:
         whole = shard.exists() and shard.stat().st_size == record.nbytes
         return record if whole and record.spec == spec else None
 
+    def journaled(self, spec: str) -> frozenset[int]:
+        """Offsets of the blocks of an unfinished shard that are whole."""
+        path = self.path(spec)
+        journal = path.with_name(path.name + ".journal")
+        if not path.with_name(path.name + ".part").exists() or not journal.exists():
+            return frozenset()
+        state = journal.stat()
+        return _journaled(journal, spec, state.st_size, state.st_mtime_ns)
+
     def save(
         self, spec: str, nbytes: int, digests: ShardDigests, errors: tuple[TensorError, ...] = ()
     ) -> ShardRecord:
@@ -110,6 +126,23 @@ class ShardStore:
         content = json.dumps(asdict(record), indent=1, sort_keys=True).encode()
         files.write_whole(self.folder(spec) / "record.json", content)
         return record
+
+    def save_errors(self, spec: str, file: str, errors: tuple[TensorError, ...]) -> None:
+        """Keep what was measured of the part of a shard that comes from one source file."""
+        content = json.dumps([asdict(error) for error in errors], indent=1).encode()
+        files.write_whole(self._errors_of(spec, file), content)
+
+    def has_errors(self, spec: str, file: str) -> bool:
+        """Whether the part that comes from a source file was measured."""
+        return self._errors_of(spec, file).exists()
+
+    def errors(self, spec: str, file: str) -> tuple[TensorError, ...]:
+        """What was measured of that part."""
+        entries = json.loads(files.read_bytes(self._errors_of(spec, file)))
+        return tuple(read_error(entry) for entry in entries)
+
+    def _errors_of(self, spec: str, file: str) -> Path:
+        return self.folder(spec) / f"errors-{file}.json"
 
     def note(self, spec: str, slot: int, block: str) -> None:
         """Leave word of what a worker begins; survives the process.

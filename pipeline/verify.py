@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -77,7 +77,8 @@ def read_error(entry: Mapping[str, object]) -> TensorError:
     Raises:
         TypeError, ValueError, KeyError: ``entry`` is none.
     """
-    return TensorError(**{**entry, "role": Role(str(entry["role"]))})
+    error = TensorError(**entry)  # type: ignore[arg-type]
+    return replace(error, role=Role(error.role))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,12 @@ class RoleError:
 
 
 def measure_errors(
-    tensors: Sequence[PlannedTensor], path: Path, source: SourceReader, *, n_rows: int
+    tensors: Sequence[PlannedTensor],
+    path: Path,
+    source: SourceReader,
+    *,
+    n_rows: int,
+    has: Callable[[str], bool] = lambda _: True,
 ) -> tuple[TensorError, ...]:
     """The relative error of every tensor in a file, over a sample that is the same every time.
 
@@ -103,16 +109,48 @@ def measure_errors(
         source: The open checkpoint.
         n_rows: Rows per tensor at most: the first, the last, and between them at even steps over
             all matrices and experts.
+        has: Whether a stored matrix, by the name of its weight, is at hand; rows of others are
+            left out of the sample.
 
     Raises:
         SourceError: Reading a file failed.
     """
     assert n_rows > 0
-    return tuple(
-        _measure(tensor, path, source, n_rows)
-        for tensor in tensors
-        if tensor.type.family == "mainline"
-    )
+    samples = [(t, _sampled(t, n_rows, has)) for t in tensors if t.type.family == "mainline"]
+    return tuple(_measure(tensor, path, source, sample) for tensor, sample in samples if sample[0])
+
+
+def _sampled(
+    tensor: PlannedTensor, n_rows: int, has: Callable[[str], bool]
+) -> tuple[tuple[int, ...], int]:
+    """The rows to measure, and how many rows they stand for."""
+    rows = sample_rows(tensor.target.n_rows, n_rows)
+    held = [has(matrix.weight) for matrix in tensor.target.matrices]
+    if tensor.transform is Transform.PRODUCT:
+        return (rows, tensor.target.n_rows) if all(held) else ((), 0)
+    starts = _matrix_starts(tensor)
+    kept = tuple(row for row in rows if held[bisect_right(starts, row) - 1])
+    matrices = zip(tensor.target.matrices, held, strict=True)
+    return kept, sum(matrix.n_rows for matrix, is_held in matrices if is_held)
+
+
+def merged_errors(errors: Iterable[TensorError]) -> tuple[TensorError, ...]:
+    """One error per tensor, where parts of it were measured apart."""
+    merged: dict[str, TensorError] = {}
+    for error in errors:
+        known = merged.get(error.name)
+        merged[error.name] = (
+            error
+            if known is None
+            else replace(
+                known,
+                n_rows=known.n_rows + error.n_rows,
+                n_rows_total=known.n_rows_total + error.n_rows_total,
+                squared_error=known.squared_error + error.squared_error,
+                squared_norm=known.squared_norm + error.squared_norm,
+            )
+        )
+    return tuple(merged.values())
 
 
 def check_errors(errors: Iterable[TensorError]) -> list[VerifyError]:
@@ -162,8 +200,10 @@ def _relative(squared_error: float, squared_norm: float) -> float:
     return math.sqrt(squared_error / squared_norm)
 
 
-def _measure(tensor: PlannedTensor, path: Path, source: SourceReader, n_rows: int) -> TensorError:
-    rows, starts = sample_rows(tensor.target.n_rows, n_rows), _matrix_starts(tensor)
+def _measure(
+    tensor: PlannedTensor, path: Path, source: SourceReader, sample: tuple[tuple[int, ...], int]
+) -> TensorError:
+    (rows, n_rows_total), starts = sample, _matrix_starts(tensor)
     most = max(1, TILE_WEIGHTS // tensor.target.n_cols)
     squared_error = squared_norm = 0.0
     # A damaged file holds anything: what is no number must fail the comparison, not warn.
@@ -181,7 +221,7 @@ def _measure(tensor: PlannedTensor, path: Path, source: SourceReader, n_rows: in
         role=tensor.target.role,
         type_name=tensor.type.name,
         n_rows=len(rows),
-        n_rows_total=tensor.target.n_rows,
+        n_rows_total=n_rows_total,
         squared_error=squared_error,
         squared_norm=squared_norm,
         limit=limit_of(tensor),

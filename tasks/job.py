@@ -17,6 +17,7 @@ from pipeline import files
 from pipeline.budget import Budget, NotCarried, budget_of, not_carried, plan_items, source_items
 from pipeline.digest import spec_digest
 from pipeline.errors import OutputError, SourceError, raise_problems
+from pipeline.fill import blocks_from
 from pipeline.gguf.keys import text
 from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.engram.check import EngramReport, TableShapes, check_checkpoint_engram
@@ -31,10 +32,14 @@ from pipeline.quant.backend import Quantizer
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import Recipe, did_you_mean, load_recipe
+from pipeline.report.plan_report import DiskNeed
 from pipeline.source.agreement import require_agreement
-from pipeline.source.checkpoint import Checkpoint, open_checkpoint
+from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.spec import TensorSpec
+from pipeline.source.supplement import supplemented
 from pipeline.store import ShardStore, shard_spec
+from tasks.origin import Origin, open_origin
+from tasks.sources import Sources
 
 SHIPPED = Path(__file__).resolve().parent.parent / "recipes"
 """The recipes that come with the package."""
@@ -52,6 +57,8 @@ class JobParameters:
     out: str
     layout: str = ""
     name: str = ""
+    supplement: str = ""
+    checksums: str = ""
 
 
 class Job:
@@ -74,15 +81,82 @@ class Job:
         return Layout(asked) if asked else self.recipe.output.layout
 
     @cached_property
-    def checkpoint(self) -> Checkpoint:
-        """The opened checkpoint: headers only."""
+    def origin(self) -> Origin:
+        """Where the checkpoint comes from: headers only."""
         source = self.parameters.source or self.recipe.source.path
         if not source:
             raise SourceError(
                 "no source is given",
-                next_step="Say --source with a checkpoint folder, or source.path in the recipe.",
+                next_step="Say --source with a checkpoint folder or owner/name@commit, "
+                "or source.path in the recipe.",
             )
-        return open_checkpoint(Path(source))
+        return open_origin(
+            source,
+            self.store.root / "sources",
+            checksums=self.parameters.checksums,
+            may_lack_shards=bool(self.parameters.supplement),
+        )
+
+    @cached_property
+    def supplement(self) -> Origin | None:
+        """A second source, for the shards that the first lacks."""
+        if not self.parameters.supplement:
+            return None
+        return open_origin(self.parameters.supplement, self.store.root / "sources")
+
+    @cached_property
+    def _supplemented(self) -> tuple[Checkpoint, frozenset[str]]:
+        first = self.origin.checkpoint
+        if self.supplement is None:
+            return first, frozenset()
+        expected = expected_tensors(read_config(first.config))
+        return supplemented(first, self.supplement.checkpoint, expected)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Headers of every source file, as one checkpoint."""
+        return self._supplemented[0]
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The source files that the plan reads, and where each comes from."""
+        checkpoint, second = self._supplemented
+        needed = {
+            checkpoint.weight_map[name]
+            for tensor in self.plan.tensors
+            for name in tensor.target.source_names
+        }
+        origins = {
+            name: self.supplement if self.supplement and name in second else self.origin
+            for name in needed
+        }
+        return Sources(checkpoint, origins, sorted(needed))
+
+    def files_of(self, no: int) -> tuple[str, ...]:
+        """The source files that a shard reads."""
+        names = (n for t in self.plan.shards[no].tensors for n in t.target.source_names)
+        return tuple(sorted({self.checkpoint.weight_map[name] for name in names}))
+
+    def shards_of(self, file: str) -> tuple[int, ...]:
+        """The shards that read a source file."""
+        return tuple(s.no for s in self.plan.shards if file in self.files_of(s.no))
+
+    def is_filled_from(self, no: int, file: str) -> bool:
+        """Whether everything that a shard takes from a source file is journaled."""
+        spec = self.shard_specs[no]
+        if self.store.record(spec) is not None:
+            return True
+        if not self.store.has_errors(spec, file):
+            return False
+        done = self.store.journaled(spec)
+        return all(
+            block.offset in done
+            for block in blocks_from(self.plan.shards[no], self.checkpoint.weight_map, file)
+        )
+
+    def is_used_up(self, file: str) -> bool:
+        """Whether no shard needs a source file any more."""
+        return all(self.is_filled_from(no, file) for no in self.shards_of(file))
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -180,7 +254,10 @@ class Job:
     def shard_specs(self) -> tuple[str, ...]:
         """The identity of every shard."""
         version = f"{self.quantizer.name} {self.quantizer.version}"
-        return tuple(shard_spec(shard, self.checkpoint, version) for shard in self.plan.shards)
+        return tuple(
+            shard_spec(shard, [self.sources.stamp(f) for f in self.files_of(shard.no)], version)
+            for shard in self.plan.shards
+        )
 
     @property
     def spec(self) -> str:
@@ -215,21 +292,38 @@ class Job:
                 missing += shard.nbytes - files.allocated_nbytes(part)
         return missing
 
-    def require_disk(self) -> None:
-        """Refuse to start what the disk cannot hold.
+    def disk_need(self) -> DiskNeed:
+        """Disk that this job takes and has."""
+        return DiskNeed(
+            missing=self.missing_nbytes(),
+            free=files.free_nbytes(Path(self.parameters.out)),
+            fetched=sum(map(self.sources.nbytes, self.sources.fetched())),
+            window=self.sources.window_nbytes(),
+        )
+
+    def require_disk(self, *, lets_go: bool) -> None:
+        """Refuse to start what the disk cannot hold, downloads and outputs together.
 
         Raises:
             OutputError: With the bytes needed and free.
         """
-        need, free = self.missing_nbytes(), files.free_nbytes(Path(self.parameters.out))
-        if need > free:
+        need = self.disk_need()
+        here = sum(self.sources.nbytes(f) for f in self.sources.fetched() if self.sources.has(f))
+        sources = need.window if lets_go else need.fetched - here
+        wanted = need.missing + sources
+        if wanted > need.free:
             raise OutputError(
-                "the output does not fit on the disk",
+                "the job does not fit on the disk",
                 file=self.parameters.out,
-                expected=f"{need:,} bytes free ({need / 1e9:.1f} GB)",
-                found=f"{free:,} bytes ({free / 1e9:.1f} GB)",
-                next_step="Free some space or choose another --out.",
+                expected=f"{wanted:,} bytes free ({wanted / 1e9:.1f} GB)",
+                found=f"{need.free:,} bytes ({need.free / 1e9:.1f} GB)",
+                next_step=_SPACE_STEP
+                if sources and not lets_go
+                else "Free some space or choose another --out.",
             )
+
+
+_SPACE_STEP = "Free some space, choose another --out, or let sources go (--keep-source no)."
 
 
 def store_of(out: str) -> ShardStore:

@@ -18,6 +18,7 @@ from pipeline.report.tables import render_text
 from pipeline.store import ShardRecord
 from pipeline.verify import verify_files
 from tasks.documents import MANIFEST, Finished, listed_digests, write_documents
+from tasks.fetch import ReleaseFile
 from tasks.parameters import JobTask
 from tasks.shard import WriteShard
 from tasks.targets import PrintedTarget, SpecTarget
@@ -27,9 +28,11 @@ class RunRecipe(JobTask):
     """The main job: a checkpoint becomes verified GGUF shards with reports and a manifest."""
 
     def requires(self) -> Iterator[luigi.Task]:
-        """One task per shard."""
+        """One task per shard; the end of each source file that is to be let go."""
         for no, spec in enumerate(self.job.shard_specs):
             yield WriteShard(no=no, spec=spec, **self.passed_on())
+        for file in self.job.sources.fetched() if self.lets_go else ():
+            yield ReleaseFile(file=file, **self.passed_on())
 
     def output(self) -> SpecTarget:
         """The manifest: where it stands with this spec, the output is whole."""

@@ -9,17 +9,38 @@ import luigi
 from pipeline.store import ShardStore
 from tasks.job import Job, JobParameters, open_job, store_of
 
+IDENTITY = ("source", "recipe", "out", "layout", "name", "supplement", "checksums")
+HABITS = ("threads", "keep_source", "connections", "bandwidth")
+
 
 class JobTask(luigi.Task):
     """A task of one job. ``threads`` cannot change a byte and is no part of its identity."""
 
     source = luigi.Parameter(
-        default="", description="checkpoint folder, or one of its shards (default: the recipe's)"
+        default="", description="checkpoint folder, one of its shards, or owner/name@commit"
     )
     recipe = luigi.Parameter(description="a shipped recipe's name, or a TOML file")
     out = luigi.Parameter(default="out", description="folder for all outputs")
     layout = luigi.Parameter(default="", description="mainline or fork (default: the recipe's)")
     name = luigi.Parameter(default="", description="the model's name in file names and metadata")
+    supplement = luigi.Parameter(
+        default="", description="a second source, for shards that the first lacks"
+    )
+    checksums = luigi.Parameter(
+        default="", description="a file of sha256 sums that a hub's files must have as well"
+    )
+    keep_source = luigi.ChoiceParameter(
+        default="yes",
+        choices=("yes", "no"),
+        significant=False,
+        description="no: delete each fetched file once everything made of it is journaled",
+    )
+    connections = luigi.IntParameter(
+        default=4, significant=False, description="connections per fetched file"
+    )
+    bandwidth = luigi.IntParameter(
+        default=0, significant=False, description="bytes per second of all downloads (0: no limit)"
+    )
     threads = luigi.IntParameter(
         default=0, significant=False, description="quantizer threads (default: one per core)"
     )
@@ -27,7 +48,7 @@ class JobTask(luigi.Task):
     @property
     def job_parameters(self) -> JobParameters:
         """This task's job, as strings."""
-        return JobParameters(self.source, self.recipe, self.out, self.layout, self.name)
+        return JobParameters(**{name: getattr(self, name) for name in IDENTITY})
 
     @property
     def job(self) -> Job:
@@ -40,11 +61,15 @@ class JobTask(luigi.Task):
         return store_of(self.out)
 
     @property
+    def lets_go(self) -> bool:
+        """Whether fetched files are deleted once they are used up."""
+        return bool(self.keep_source == "no")
+
+    @property
     def n_threads(self) -> int:
         """Threads to use."""
         return self.threads or len(os.sched_getaffinity(0))
 
     def passed_on(self) -> dict[str, object]:
         """The shared parameters, for a task that this one requires."""
-        names = ("source", "recipe", "out", "layout", "name", "threads")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*IDENTITY, *HABITS)}

@@ -22,12 +22,7 @@ def plan_text(task: JobTask) -> str:
     tables = [
         *all_tables(job.budgets(), job.config, job.left_out(), items=plan_items(job.plan)),
         shard_table(job.plan),
-        disk_table(
-            job.plan,
-            need=job.missing_nbytes(),
-            free=files.free_nbytes(job.folder),
-            n_threads=task.n_threads,
-        ),
+        disk_table(job.plan, job.disk_need(), n_threads=task.n_threads),
     ]
     return "\n".join(render_text(table) for table in tables)
 
@@ -61,7 +56,7 @@ class AcceptPlan(JobTask):
         """Print, check the disk, write."""
         sys.stdout.write(plan_text(self))
         sys.stdout.flush()
-        self.job.require_disk()
+        self.job.require_disk(lets_go=self.lets_go)
         document = {
             "schema": 1,
             "spec": self.spec,

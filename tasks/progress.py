@@ -10,18 +10,16 @@ from typing import Self
 
 from tqdm import tqdm
 
-from pipeline.plan import PlannedShard
-
 LINE_SECONDS = 30.0
 """Seconds between plain lines."""
 
 
 class Progress:
-    """Bytes, rate, time left and current tensor of one shard; safe from any thread."""
+    """Bytes, rate, time left and current tensor of one file; safe from any thread."""
 
-    def __init__(self, shard: PlannedShard) -> None:
-        self._title = shard.file_name
-        self._total = shard.data_nbytes
+    def __init__(self, title: str, nbytes: int) -> None:
+        self._title = title
+        self._total = nbytes
         self._is_terminal = sys.stderr.isatty()
         self._lock = threading.Lock()
 
@@ -65,6 +63,10 @@ class Progress:
             if not self._is_terminal and time.monotonic() - self._said >= LINE_SECONDS:
                 self._said = time.monotonic()
                 self._say(self._tensor)
+
+    def note(self, sentence: str) -> None:
+        """Say something that a person should know of."""
+        tqdm.write(f"{self._title}: {sentence}", file=sys.stderr)
 
     def _say(self, what: str) -> None:
         seconds = max(time.monotonic() - self._begin, 1e-9)

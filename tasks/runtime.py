@@ -34,6 +34,7 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "unhandled_exception": "40",
     },
     "core": {"log_level": "INFO", "no_configure_logging": "false"},
+    "resources": {"network": "2"},
     "worker": {
         "check_complete_on_run": "true",
         "force_multiprocessing": "true",

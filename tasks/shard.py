@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator, Sequence
 
 import luigi
 
 from pipeline.budget import budget_of, written_items
 from pipeline.errors import OutputError, PlanError, raise_problems
-from pipeline.fill import FillEvents, fill_shard
+from pipeline.fill import (
+    Block,
+    FillEvents,
+    blocks_from,
+    blocks_of,
+    fill_blocks,
+    spans_of,
+)
 from pipeline.gguf.part import ShardPart
 from pipeline.model.roles import ROLE_TITLES
+from pipeline.plan import PlannedShard
 from pipeline.source.reader import SourceReader
 from pipeline.store import ShardStore
-from pipeline.verify import check_errors, measure_errors
+from pipeline.verify import TensorError, check_errors, measure_errors, merged_errors
+from tasks.fetch import FetchFile
 from tasks.job import Job
 from tasks.parameters import JobTask
 from tasks.plan import AcceptPlan
 from tasks.progress import Progress
+from tasks.targets import ConditionTarget
 
 SAMPLED_ROWS = 64
 """Rows per tensor whose error is measured against the source."""
@@ -47,27 +58,26 @@ def written_line(job: Job) -> str:
     )
 
 
-class WriteShard(JobTask):
-    """Fill one shard of the plan. Its identity is its spec: equal specs are made once."""
+class ShardTask(JobTask):
+    """Work on one shard of the plan. Its identity is its spec: equal specs are made once."""
 
     source = luigi.Parameter(default="", significant=False)
     recipe = luigi.Parameter(significant=False)
     layout = luigi.Parameter(default="", significant=False)
     name = luigi.Parameter(default="", significant=False)
+    supplement = luigi.Parameter(default="", significant=False)
+    checksums = luigi.Parameter(default="", significant=False)
     no = luigi.IntParameter(significant=False)
     spec = luigi.Parameter()
 
-    def requires(self) -> AcceptPlan:
-        """Nothing is written before the plan was shown and found to fit."""
-        return AcceptPlan(spec=self.job.spec, **self.passed_on())
+    @property
+    def shard(self) -> PlannedShard:
+        """The planned shard.
 
-    def output(self) -> ShardTarget:
-        """The whole shard in the store."""
-        return ShardTarget(self.store, self.spec)
-
-    def run(self) -> None:
-        """Fill what is missing, read all back, measure its errors, record, publish."""
-        shard = self.job.plan.shards[self.no]
+        Raises:
+            PlanError: It is no longer the one this task was made for.
+        """
+        shard: PlannedShard = self.job.plan.shards[self.no]
         if self.job.shard_specs[self.no] != self.spec:
             raise PlanError(
                 "the source or the recipe changed since this shard was planned",
@@ -76,30 +86,93 @@ class WriteShard(JobTask):
                 found=self.job.shard_specs[self.no],
                 next_step="Run the command again.",
             )
-        with (
-            SourceReader(self.job.checkpoint) as source,
-            ShardPart(
-                self.store.path(self.spec),
-                header=shard.header,
-                nbytes=shard.nbytes,
-                spec=self.spec,
-            ) as part,
-            Progress(shard) as progress,
-        ):
+        return shard
+
+    def part(self, *, trusts_journal: bool) -> ShardPart:
+        """The unfinished shard."""
+        shard = self.shard
+        return ShardPart(
+            self.store.path(self.spec),
+            header=shard.header,
+            nbytes=shard.nbytes,
+            spec=self.spec,
+            trusts_journal=trusts_journal,
+        )
+
+    def fill(
+        self, part: ShardPart, source: SourceReader, blocks: Sequence[Block], title: str
+    ) -> None:
+        """Write the missing ones of ``blocks``, telling how it goes."""
+        quantizer = self.job.quantizer
+        quantizer.prepare({block.tensor.type for block in blocks})
+        with Progress(title, sum(block.nbytes for block in blocks)) as progress:
 
             def started(slot: int, block: str) -> None:
                 progress.at(block)
                 self.store.note(self.spec, slot, block)
 
-            digests = fill_shard(
-                part,
-                shard,
+            events = FillEvents(advanced=progress.advance, started=started)
+            fill_blocks(part, blocks, source, quantizer, n_threads=self.n_threads, events=events)
+
+
+class FillFrom(ShardTask):
+    """Fill what one fetched source file gives to one shard, as soon as the file is verified."""
+
+    file = luigi.Parameter()
+    priority = 10
+
+    def requires(self) -> FetchFile:
+        """The file."""
+        return FetchFile(file=self.file, **self.passed_on())
+
+    def output(self) -> ConditionTarget:
+        """Everything that comes from the file is journaled and measured."""
+        return ConditionTarget(lambda: self.job.is_filled_from(self.no, self.file))
+
+    def run(self) -> None:
+        """Fill, settle, measure."""
+        shard, weight_map = self.shard, self.job.checkpoint.weight_map
+        blocks = list(blocks_from(shard, weight_map, self.file))
+        tensors = list(dict.fromkeys(block.tensor for block in blocks))
+        checkpoint = self.job.sources.readable()
+        with SourceReader(checkpoint) as source, self.part(trusts_journal=True) as part:
+            self.fill(part, source, blocks, f"{shard.file_name} from {self.file}")
+            part.settle()
+            errors = measure_errors(
+                tensors,
+                part.part,
                 source,
-                self.job.quantizer,
-                n_threads=self.n_threads,
-                events=FillEvents(advanced=progress.advance, started=started),
+                n_rows=SAMPLED_ROWS,
+                has=lambda name: weight_map[name] == self.file,
             )
-            errors = measure_errors(shard.tensors, part.part, source, n_rows=SAMPLED_ROWS)
+        raise_problems(f"what was written to {shard.file_name}", check_errors(errors))
+        self.store.save_errors(self.spec, self.file, errors)
+
+
+class WriteShard(ShardTask):
+    """Make one shard whole: fill what is missing, read all back, record, publish."""
+
+    priority = 15
+
+    def requires(self) -> Iterator[luigi.Task]:
+        """A shown and accepted plan; with fetched sources, what each file gives to the shard."""
+        yield AcceptPlan(spec=self.job.spec, **self.passed_on())
+        for file in self._fetched():
+            yield FillFrom(no=self.no, spec=self.spec, file=file, **self.passed_on())
+
+    def output(self) -> ShardTarget:
+        """The whole shard in the store."""
+        return ShardTarget(self.store, self.spec)
+
+    def run(self) -> None:
+        """Fill what is missing, read all back, measure its errors, record, publish."""
+        shard = self.shard
+        blocks = [block for tensor in shard.tensors for block in blocks_of(tensor)]
+        checkpoint = self.job.sources.readable()
+        with SourceReader(checkpoint) as source, self.part(trusts_journal=False) as part:
+            self.fill(part, source, blocks, shard.file_name)
+            digests = part.read_back(spans_of(shard), n_threads=self.n_threads)
+            errors = self._errors(part, source)
             raise_problems(f"what was written to {shard.file_name}", check_errors(errors))
             self.store.save(self.spec, shard.nbytes, digests, errors)
             part.publish()
@@ -107,9 +180,26 @@ class WriteShard(JobTask):
         sys.stdout.write(written_line(self.job) + "\n")
         sys.stdout.flush()
 
+    def _fetched(self) -> list[str]:
+        sources = self.job.sources
+        return [f for f in self.job.files_of(self.no) if sources.origin(f).is_remote]
 
-@WriteShard.event_handler(luigi.Event.PROCESS_FAILURE)  # type: ignore[untyped-decorator]
-def tell_what_it_was_at(task: WriteShard, message: str) -> None:
+    def _errors(self, part: ShardPart, source: SourceReader) -> tuple[TensorError, ...]:
+        """Measured now, and for what came from fetched files when that was filled."""
+        fetched, weight_map = set(self._fetched()), self.job.checkpoint.weight_map
+        here = measure_errors(
+            self.shard.tensors,
+            part.part,
+            source,
+            n_rows=SAMPLED_ROWS,
+            has=lambda name: weight_map[name] not in fetched,
+        )
+        earlier = (e for file in sorted(fetched) for e in self.store.errors(self.spec, file))
+        return merged_errors((*here, *earlier))
+
+
+@ShardTask.event_handler(luigi.Event.PROCESS_FAILURE)  # type: ignore[untyped-decorator]
+def tell_what_it_was_at(task: ShardTask, message: str) -> None:
     """Name the blocks in work when a task process died: a C library that aborts says nothing."""
     error = OutputError(
         f"the process that filled shard {task.no + 1} died ({message})",

@@ -63,3 +63,14 @@ class PrintedTarget(luigi.Target):
     def exists(self) -> bool:
         """Whether the task has run."""
         return self.done
+
+
+class ConditionTarget(luigi.Target):
+    """Stands for a state of the disk that a function can tell."""
+
+    def __init__(self, holds: Callable[[], bool]) -> None:
+        self._holds = holds
+
+    def exists(self) -> bool:
+        """Whether it holds."""
+        return self._holds()

@@ -26,8 +26,13 @@ class BlockRecord:
     sha256: str
 
 
-def read_journal(path: Path, spec: str) -> dict[int, BlockRecord]:
+def read_journal(path: Path, spec: str, *, mend: bool = True) -> dict[int, BlockRecord]:
     """The finished blocks by offset; a missing journal has none.
+
+    Args:
+        path: The journal.
+        spec: The shard it must belong to.
+        mend: Cut off a torn last line. Not for onlookers: a writer may be in the middle of it.
 
     Raises:
         OutputError: The journal belongs to another spec, or a line that is not the last is torn.
@@ -35,7 +40,7 @@ def read_journal(path: Path, spec: str) -> dict[int, BlockRecord]:
     try:
         content = files.read_bytes(path)
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
+        if mend and len(whole) < len(content):
             files.truncate(path, len(whole))
     except QuantmillError as error:
         if files.is_gone(error):  # never there, or another worker has just finished the shard

@@ -25,7 +25,7 @@ from typing import Self
 from pipeline import files
 from pipeline.errors import OutputError, QuantmillError, SourceError, VerifyError
 from pipeline.gguf.committer import Committer, append_durably, outlast_interrupts
-from pipeline.gguf.journal import BlockRecord, head_line, read_journal
+from pipeline.gguf.journal import BlockRecord, head_line, read_journal, record_lines
 
 READ_NBYTES = 1 << 20
 
@@ -55,18 +55,29 @@ class ShardPart:
         header: The bytes before the data.
         nbytes: The exact final length.
         spec: Digest of everything the bytes depend on.
+        trusts_journal: Take journaled blocks as they are. For a part that is reopened often and
+            hashed whole before it is published.
 
     Raises:
         OutputError: Disk full, or a part of another spec stands in the way.
     """
 
-    def __init__(self, path: Path, *, header: bytes, nbytes: int, spec: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        header: bytes,
+        nbytes: int,
+        spec: str,
+        trusts_journal: bool = False,
+    ) -> None:
         self.path = path
         self.part = path.with_name(path.name + ".part")
         self.journal = path.with_name(path.name + ".journal")
         self._header = header
         self._nbytes = nbytes
         self._spec = spec
+        self._trusts_journal = trusts_journal
         self._stopped = threading.Event()
         self.done: dict[int, BlockRecord] = {}
 
@@ -75,11 +86,12 @@ class ShardPart:
         with ExitStack() as stack:
             resumed = self._resumed()
             self._fd = stack.enter_context(files.writing(self.part, create=True))
-            log_fd = stack.enter_context(files.appending(self.journal))
             self._prepare()
+            self._forget_damaged(resumed)
+            log_fd = stack.enter_context(files.appending(self.journal))
             append_durably(log_fd, self.journal, head_line(self._spec))
             files.sync_folder(self.path.parent)
-            self.done = {o: record for o, record in resumed.items() if self._holds(record)}
+            self.done = resumed
             part, journal = (self._fd, self.part), (log_fd, self.journal)
             self._committer = Committer(part, journal, self.done)
             stack.callback(self._committer.finish)
@@ -106,6 +118,15 @@ class ShardPart:
         """
         self._committer.commit(record)
 
+    def settle(self) -> None:
+        """Wait until every block handed over is journaled; none can be written after this.
+
+        Raises:
+            OutputError: A block could not be made durable.
+        """
+        self._committer.finish()
+        self._committer.raise_failure()
+
     def read_back(self, spans: Sequence[Span], *, n_threads: int) -> ShardDigests:
         """Make all bytes durable, read them back and compare them with the journal.
 
@@ -113,8 +134,7 @@ class ShardPart:
             VerifyError: Bytes on disk differ from those that were written.
             OutputError: A block is missing, or the disk failed.
         """
-        self._committer.finish()
-        self._committer.raise_failure()
+        self.settle()
         self._mend_rest(spans)
         files.sync(self._fd, self.part)
         pool = ThreadPoolExecutor(n_threads, thread_name_prefix="hash")
@@ -156,6 +176,21 @@ class ShardPart:
         files.remove(self.journal)
         return {}
 
+    def _forget_damaged(self, resumed: dict[int, BlockRecord]) -> None:
+        """Take blocks that are not what they were out of ``resumed``.
+
+        Those that read well but differ leave the journal too: others take it at its word.
+        """
+        if self._trusts_journal or not resumed:
+            return
+        found = {offset: self._digest(record) for offset, record in resumed.items()}
+        kept = [r for o, r in resumed.items() if found[o] in (r.sha256, None)]
+        if len(kept) < len(resumed):
+            files.write_whole(self.journal, head_line(self._spec) + record_lines(kept))
+        for offset, digest in found.items():
+            if digest != resumed[offset].sha256:
+                del resumed[offset]
+
     def _prepare(self) -> None:
         """Give the part its length and its header, whatever it had."""
         nbytes = os.fstat(self._fd).st_size
@@ -179,17 +214,17 @@ class ShardPart:
             if b"".join(self._chunks(offset, offset + len(content))) != content:
                 files.write_exact(self._fd, memoryview(content), offset, self.part)
 
-    def _holds(self, record: BlockRecord) -> bool:
-        """Whether a journaled block is still what it was; one that cannot be read is not."""
+    def _digest(self, record: BlockRecord) -> str | None:
+        """sha256 of what lies where a journaled block should; nothing if it cannot be read."""
         if record.offset + record.nbytes > self._nbytes:
-            return False
+            return "beyond the end"
         digest = hashlib.sha256()
         try:
             for chunk in self._chunks(record.offset, record.offset + record.nbytes):
                 digest.update(chunk)
         except QuantmillError:
-            return False
-        return digest.hexdigest() == record.sha256
+            return None
+        return digest.hexdigest()
 
     def _hash_whole(self) -> str:
         whole = hashlib.sha256()

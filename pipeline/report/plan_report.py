@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pipeline.fill import MEMORY_BASE_NBYTES, MEMORY_THREAD_NBYTES
 from pipeline.plan import Plan
 from pipeline.report.tables import Column, Format, Row, RowKind, Table
@@ -44,17 +46,40 @@ def _warnings(plan: Plan) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def disk_table(plan: Plan, *, need: int, free: int, n_threads: int) -> Table:
+@dataclass(frozen=True, slots=True)
+class DiskNeed:
+    """Bytes of disk that a job takes.
+
+    ``fetched`` is what comes from a hub in all, ``window`` the most of it that lies on the disk at
+    a time while sources are let go; both are 0 for a source that is read where it lies.
+    """
+
+    missing: int
+    free: int
+    fetched: int
+    window: int
+
+
+def disk_table(plan: Plan, need: DiskNeed, *, n_threads: int) -> Table:
     """Disk still needed and free, and the most anonymous memory a run takes."""
     memory = MEMORY_BASE_NBYTES + n_threads * MEMORY_THREAD_NBYTES
     rows = [
-        ("disk: all files", plan.nbytes),
-        ("disk: still to be written", need),
-        ("disk: free", free),
+        ("disk: all output files", plan.nbytes),
+        ("disk: output still to be written", need.missing),
+        *(_fetching(plan, need) if need.fetched else ()),
+        ("disk: free", need.free),
         (f"memory: at most, {n_threads} threads", memory),
     ]
     return Table(
         "needs",
         (Column("what"), *_SIZES),
         tuple(Row((what, nbytes, nbytes, nbytes)) for what, nbytes in rows),
+    )
+
+
+def _fetching(plan: Plan, need: DiskNeed) -> tuple[tuple[str, int], ...]:
+    return (
+        ("disk: source files to be fetched", need.fetched),
+        ("disk: peak, sources kept", plan.nbytes + need.fetched),
+        ("disk: peak, sources let go (--keep-source no)", plan.nbytes + need.window),
     )

@@ -66,8 +66,12 @@ class _Index:
     sha256: str
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, may_lack_shards: bool = False) -> Checkpoint:
     """The checkpoint in folder ``path``, or in the folder of the shard ``path``.
+
+    Args:
+        path: A folder, or one of its shards.
+        may_lack_shards: Shards that the index names may be absent: another source has them.
 
     Raises:
         SourceError: No such folder, config.json missing or damaged, index damaged, no shard.
@@ -76,7 +80,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     folder = _folder(path)
     config, config_text = read_json_object(_required(folder / CONFIG_NAME))
     index = _read_index(folder / INDEX_NAME)
-    files = _read_shards(folder, _shard_names(folder, index))
+    names = _shard_names(folder, index)
+    if may_lack_shards:
+        names = [name for name in names if (folder / name).exists()]
+    files = _read_shards(folder, names)
     return Checkpoint(
         folder=folder,
         config=config,

@@ -121,21 +121,43 @@ def test_forty_kills_change_no_byte_and_cost_no_finished_block(
 def test_death_at_every_single_call_leaves_nothing_or_the_whole(job, digest, monkeypatch):
     final = shard_path(job, ENGRAM)
     monkeypatch.setattr(fill_module, "BLOCK_NBYTES", 120_000)
-    n_published = 0
+    n_lived = 0
     for n in range(1, 200):
         shutil.rmtree(job.store.root, ignore_errors=True)
         process = child(job, block_nbytes=120_000, death=Nth(SEAMS, n, dying))
         process.join()
         assert process.exitcode in (0, 9)
-        n_published += final.exists()
         assert not final.exists() or sha256_of(final) == digest
         assert final.exists() or job.store.record(job.shard_specs[ENGRAM]) is None
-        if process.exitcode == 0:
-            break
         assert fill(job, ENGRAM).file_sha256 == digest
         assert sha256_of(final) == digest
+        n_lived += process.exitcode == 0
+        if n_lived == 3:  # how many blocks share a sync, and so the number of calls, varies
+            break
     assert n > 25
-    assert n_published >= 2
+
+
+@pytest.mark.parametrize(
+    ("seam", "n", "is_recorded", "is_published"),
+    [
+        ("_replace", 1, False, False),
+        ("_replace", 2, True, False),
+        ("_fsync", 3, True, True),
+    ],
+    ids=["before the record", "before the final name", "before the final name is durable"],
+)
+def test_death_around_the_last_renames(job, digest, seam, n, is_recorded, is_published):
+    process = child(job, block_nbytes=120_000, death=Nth([seam], n, dying))
+    process.join()
+    assert process.exitcode == 9
+    final = shard_path(job, ENGRAM)
+    assert final.with_name("record.json").exists() == is_recorded
+    assert final.exists() == is_published
+    assert (job.store.record(job.shard_specs[ENGRAM]) is not None) == is_published
+    assert not is_published or sha256_of(final) == digest
+    assert fill(job, ENGRAM).file_sha256 == digest
+    assert sha256_of(final) == digest
+    assert {entry.name for entry in final.parent.iterdir()} == {"shard.gguf", "record.json"}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -109,6 +109,10 @@ def test_a_record_that_cannot_be_written_is_told_and_the_old_one_stays(whole, mo
         assert whole.record(SPEC) == before
 
 
+def stamps(job, shard):
+    return [job.sources.stamp(file) for file in job.files_of(shard.no)]
+
+
 class TestShardSpec:
     """The same spec where the bytes are the same; another one where they may not be."""
 
@@ -118,7 +122,7 @@ class TestShardSpec:
 
     @staticmethod
     def specs(job, version="1"):
-        return [shard_spec(shard, job.checkpoint, version) for shard in job.plan.shards]
+        return [shard_spec(shard, stamps(job, shard), version) for shard in job.plan.shards]
 
     def test_it_depends_on_nothing_but_plan_and_source(self, job, small_miniature, tmp_path):
         other = job_of(small_miniature, tmp_path / "another folder")
@@ -163,7 +167,8 @@ class TestShardSpec:
         tensors = (dataclasses.replace(first, target=target), *rest)
         other = dataclasses.replace(shard, tensors=tensors)
         assert other.header == shard.header
-        assert shard_spec(other, job.checkpoint, "1") != shard_spec(shard, job.checkpoint, "1")
+        stamped = stamps(job, shard)
+        assert shard_spec(other, stamped, "1") != shard_spec(shard, stamped, "1")
 
     def test_a_source_file_that_went_away_is_told(self, small_miniature, tmp_path):
         copy = tmp_path / "copy"
@@ -173,7 +178,7 @@ class TestShardSpec:
         victim = copy / job.checkpoint.weight_map["layers.3.ffn.experts.0.w1.weight"]
         victim.unlink()
         with pytest.raises(SourceError, match=victim.name):
-            shard_spec(shards[3], job.checkpoint, "1")
+            stamps(job, shards[3])
 
 
 def test_a_record_is_plain_json(whole):
