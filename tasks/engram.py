@@ -12,7 +12,7 @@ from pipeline.gguf.model_file import read_model
 from pipeline.model.engram.check import EngramReport, check_gguf_engram
 from pipeline.report.engram_report import engram_table
 from pipeline.report.tables import render_text
-from tasks.job import Job, JobParameters
+from tasks.model_source import ModelSource, SourceParameters
 from tasks.targets import PrintedTarget
 
 
@@ -40,5 +40,5 @@ def check_engram(path: Path) -> EngramReport:
     """The engram report of whatever lies at ``path``."""
     is_checkpoint = path.suffix == ".safetensors" or (path / "config.json").exists()
     if is_checkpoint:
-        return Job(JobParameters(source=str(path), recipe="", out="")).engram
+        return ModelSource(SourceParameters(str(path), Path())).engram
     return check_gguf_engram(read_model(path))

@@ -12,6 +12,7 @@ from pipeline.budget import plan_items
 from pipeline.report.budget_page import all_tables
 from pipeline.report.plan_report import disk_table, shard_table
 from pipeline.report.tables import render_text
+from tasks.disk import disk_need, require_disk
 from tasks.parameters import JobTask
 from tasks.targets import PrintedTarget, SpecTarget
 
@@ -22,9 +23,10 @@ def plan_text(task: JobTask) -> str:
     tables = [
         *all_tables(job.budgets(), job.config, job.left_out(), items=plan_items(job.plan)),
         shard_table(job.plan),
-        disk_table(job.plan, job.disk_need(), n_threads=task.n_threads),
+        disk_table(job.plan, disk_need(job), n_threads=task.n_threads),
     ]
-    return "\n".join(render_text(table) for table in tables)
+    notes = [f"{note}\n" for note in job.source.notes]
+    return "\n".join([*notes, *(render_text(table) for table in tables)])
 
 
 class PlanRecipe(JobTask):
@@ -56,7 +58,7 @@ class AcceptPlan(JobTask):
         """Print, check the disk, write."""
         sys.stdout.write(plan_text(self))
         sys.stdout.flush()
-        self.job.require_disk(lets_go=self.lets_go)
+        require_disk(self.job, lets_go=self.lets_go)
         document = {
             "schema": 1,
             "spec": self.spec,

@@ -182,7 +182,7 @@ class WriteShard(ShardTask):
 
     def _fetched(self) -> list[str]:
         sources = self.job.sources
-        return [f for f in self.job.files_of(self.no) if sources.origin(f).is_remote]
+        return [f for f in self.job.files_of_shards[self.no] if sources.origin(f).is_remote]
 
     def _errors(self, part: ShardPart, source: SourceReader) -> tuple[TensorError, ...]:
         """Measured now, and for what came from fetched files when that was filled."""

@@ -161,7 +161,7 @@ def test_each_carried_byte_is_read_once_and_each_output_byte_written_once(job, m
         return real(fd, content, offset)
 
     monkeypatch.setattr(files, "_pwrite", pwrite)
-    specs = {spec.name: spec for spec in job.specs}
+    specs = {spec.name: spec for spec in job.source.specs}
     for no, shard in enumerate(job.plan.shards):
         written.clear()
         source = SourceReader(job.checkpoint)

@@ -110,7 +110,7 @@ def test_a_record_that_cannot_be_written_is_told_and_the_old_one_stays(whole, mo
 
 
 def stamps(job, shard):
-    return [job.sources.stamp(file) for file in job.files_of(shard.no)]
+    return [job.sources.stamp(file) for file in job.files_of_shards[shard.no]]
 
 
 class TestShardSpec:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from huggingface_hub import HfApi, constants
 
 _CONNECT_S = 15.0
+_STALL_S = 60.0
+
+
+def _stall_s() -> float:
+    """What the user has set; huggingface_hub's own default gives up too soon on slow storage."""
+    chosen = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    return _STALL_S if chosen == constants.DEFAULT_DOWNLOAD_TIMEOUT else float(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +23,13 @@ class HubAccess:
     Args:
         endpoint: Root address; None takes huggingface_hub's (``HF_ENDPOINT``).
         token: None takes huggingface_hub's (``HF_TOKEN``, or the one that `hf auth login` stored).
-        stall_s: Seconds without a byte after which a connection is given up.
+        stall_s: Seconds without a byte after which a connection is given up: those of
+            ``HF_HUB_DOWNLOAD_TIMEOUT`` where it is set to other than its default, else 60.
     """
 
     endpoint: str | None = None
     token: str | None = None
-    stall_s: float = 60.0
+    stall_s: float = field(default_factory=_stall_s)
 
     @property
     def api(self) -> HfApi:

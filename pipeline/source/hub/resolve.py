@@ -24,6 +24,7 @@ def resolve(
     *,
     pinned: Path,
     access: HubAccess | None = None,
+    looks: bool = True,
     clock: Clock = CLOCK,
 ) -> tuple[HubSnapshot, str | None]:
     """The snapshot to work with, and one sentence if there is something to tell about it.
@@ -36,6 +37,7 @@ def resolve(
         address: What to resolve.
         pinned: Where the record of this address lies or is to lie.
         access: How the hub is reached.
+        looks: Whether to ask where a recorded branch stands by now.
         clock: Time, for the waits between attempts.
 
     Raises:
@@ -45,7 +47,7 @@ def resolve(
     access = access or HubAccess()
     recorded = read_pin(pinned, address)
     if recorded is not None:
-        return recorded, _moved(recorded, address, pinned, access)
+        return recorded, _moved(recorded, address, pinned, access) if looks else None
     try:
         snapshot = list_snapshot(address, access, Attempts(str(address), _FIRST, clock=clock))
     except UnreachableError as error:
