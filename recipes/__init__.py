@@ -1,6 +1,7 @@
 """What a person runs: `luigi --module recipes <Task>`.
 
     RunRecipe      checkpoint -> verified GGUF shards, reports, inventory, manifest
+    TryLayers      a few layers of the same job, to see what they lose before the rest is fetched
     PlanRecipe     the same job from headers alone: exact bytes, nothing written but the plan
     CheckEngram    engram row counts and hash keys of a checkpoint or a GGUF
     Relayout       a finished model to the other layout, without requantizing
@@ -23,5 +24,6 @@ from tasks.engram import CheckEngram  # noqa: E402 - luigi reads its settings wh
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402
+from tasks.trial import TryLayers  # noqa: E402
 
-__all__ = ["CheckEngram", "PlanRecipe", "Relayout", "RunRecipe", "VerifyOutput"]
+__all__ = ["CheckEngram", "PlanRecipe", "Relayout", "RunRecipe", "TryLayers", "VerifyOutput"]

@@ -64,12 +64,6 @@ class ModelSource:
             return None
         return open_origin(self._parameters.supplement, self._parameters.root)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What there is to tell about the sources."""
-        origins = (self.first, self.second)
-        return tuple(origin.note for origin in origins if origin and origin.note)
-
     @cached_property
     def _joined(self) -> tuple[Checkpoint, frozenset[str]]:
         checkpoint = self.first.checkpoint

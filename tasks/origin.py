@@ -10,6 +10,8 @@ size, the files themselves come to ``files/`` one by one, each verified before a
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +39,6 @@ class Origin:
     checkpoint: Checkpoint
     snapshot: HubSnapshot | None = None
     folder: Path | None = None
-    note: str | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -89,6 +90,9 @@ def open_origin(
 ) -> Origin:
     """The origin that ``source`` names: a folder, one of its shards, or ``owner/name@revision``.
 
+    Luigi's own process asks the hub whether a recorded branch has moved, and tells; its many task
+    processes do not ask again.
+
     Args:
         source: What the user said.
         root: Folder for what is fetched.
@@ -108,14 +112,34 @@ def open_origin(
         return Origin(open_checkpoint(Path(source), may_lack_shards=may_lack_shards))
     address = parse_address(source)
     folder = root / _folder_name(address)
-    snapshot, note = resolve(address, pinned=folder / "pin.json")
+    is_first = multiprocessing.parent_process() is None
+    snapshot, note = resolve(address, pinned=folder / "pin.json", looks=is_first)
+    if note and is_first:
+        sys.stderr.write(f"{note}\n")
+        sys.stderr.flush()
     if checksums:
         listed = Path(checksums)
         snapshot = with_checksums(snapshot, read_checksums(listed), listed)
     headers = folder / "headers"
     fetch_headers(HubRemote(snapshot), snapshot, headers)
-    checkpoint = open_checkpoint(headers, may_lack_shards=may_lack_shards)
-    return Origin(checkpoint, snapshot, folder, note)
+    checkpoint = open_checkpoint(headers, may_lack_shards=True)
+    if not may_lack_shards:
+        _require_shards(snapshot, checkpoint)
+    return Origin(checkpoint, snapshot, folder)
+
+
+def _require_shards(snapshot: HubSnapshot, checkpoint: Checkpoint) -> None:
+    """Refuse a repository that lacks shards which its own index names."""
+    named = set(checkpoint.weight_map.values())
+    lacking = sorted(named - checkpoint.files.keys())
+    if lacking:
+        raise SourceError(
+            "the repository lacks shards that its own index names",
+            file=f"{snapshot}: {lacking[0]}",
+            expected=f"{len(named):,} shards",
+            found=f"all but {len(lacking):,}",
+            next_step="Name a second source that has them (--supplement), or another revision.",
+        )
 
 
 def _folder_name(address: HubAddress) -> str:

@@ -25,12 +25,16 @@ def plan_text(task: JobTask) -> str:
         shard_table(job.plan),
         disk_table(job.plan, disk_need(job), n_threads=task.n_threads),
     ]
-    notes = [f"{note}\n" for note in job.source.notes]
-    return "\n".join([*notes, *(render_text(table) for table in tables)])
+    return "\n".join(render_text(table) for table in tables)
 
 
 class PlanRecipe(JobTask):
     """Print the plan of a job; nothing is written."""
+
+    def requires(self) -> tuple[()]:
+        """No task; luigi's own process opens the source here, and tells of a moved branch."""
+        self.job.checkpoint  # noqa: B018 - opens it
+        return ()
 
     def output(self) -> PrintedTarget:
         """Done once it has printed."""

@@ -116,14 +116,16 @@ class ShardTask(JobTask):
 
 
 class FillFrom(ShardTask):
-    """Fill what one fetched source file gives to one shard, as soon as the file is verified."""
+    """Fill what one source file gives to one shard, as soon as the file is verified."""
 
     file = luigi.Parameter()
     priority = 10
 
-    def requires(self) -> FetchFile:
+    def requires(self) -> FetchFile | AcceptPlan:
         """The file."""
-        return FetchFile(file=self.file, **self.passed_on())
+        if self.job.sources.origin(self.file).is_remote:
+            return FetchFile(file=self.file, **self.passed_on())
+        return AcceptPlan(spec=self.job.spec, **self.passed_on())
 
     def output(self) -> ConditionTarget:
         """Everything that comes from the file is journaled and measured."""

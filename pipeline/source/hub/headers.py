@@ -22,7 +22,7 @@ from pipeline.source.hub.proof import proof_beside, prove, proved
 from pipeline.source.hub.ranges import Line, Piece, read_piece
 from pipeline.source.hub.remote import Remote
 from pipeline.source.hub.snapshot import HubFile, HubSnapshot
-from pipeline.source.json_object import MAX_JSON_NBYTES, read_json_object, shown
+from pipeline.source.json_object import MAX_JSON_NBYTES, shown
 from pipeline.source.lfs_pointer import refuse_lfs_pointer
 
 SMALL_FILES = (
@@ -96,31 +96,6 @@ def fetch_headers(
 
     Crew(fetch, line.stopped).run([*small, *shards], n_connections)
     files.remove_folder(folder / _UNFINISHED)
-
-
-def require_shards(snapshot: HubSnapshot, folder: Path) -> None:
-    """Refuse a repository that lacks shards which its own index names.
-
-    Raises:
-        SourceError: It does, or the index in ``folder`` is damaged.
-    """
-    if INDEX_NAME not in snapshot.files:
-        return
-    index, _ = read_json_object(folder / INDEX_NAME)
-    weight_map = index.get("weight_map")
-    named = {name for name in weight_map.values() if isinstance(name, str)} if isinstance(
-        weight_map, dict
-    ) else set()
-    lacking = sorted(named - snapshot.files.keys())
-    if lacking:
-        raise SourceError(
-            "the repository lacks shards that its own index names",
-            file=f"{snapshot}: {shown(lacking[0])}",
-            expected=f"{len(named):,} shards",
-            found=f"{len(named) - len(lacking):,} of them",
-            next_step="Name a second source that has the others (--supplement), or another "
-            "revision.",
-        )
 
 
 def _is_shard(name: str) -> bool:
