@@ -1,0 +1,1 @@
+"""The measurements of `scripts/bench`: generate, run, hold against goals, tabulate."""
