@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ def _fallocate(fd: int, nbytes: int) -> None:
             raise OSError(code, os.strerror(code))
 
 
+_HASH_NBYTES = 1 << 20
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 _MAX_CALL_NBYTES = 1 << 30
 """Linux moves at most 2,147,479,552 bytes a call; half of that is asked for at a time."""
 
@@ -309,12 +312,35 @@ def link_or_copy(existing: Path, name: Path) -> None:
         _link(existing, part)
         rename(part, name)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+        if error.errno not in _NO_LINKS:
             raise _output_error("cannot link", name, error) from error
         _copy_whole(existing, name)
     except OutputError as error:
         if not (is_gone(error) and name.exists() and name.samefile(existing)):
             raise
+    # A rename between two names of one file does nothing, not even take the old name away.
+    remove(part)
+
+
+def show_as(existing: Path, name: Path) -> None:
+    """Show ``existing`` under ``name`` too without taking more space: hard or symbolic link.
+
+    Only where the file system has neither is it copied.
+    """
+    make_folder(name.parent)
+    part = name.with_name(f".{name.name}.link")
+    remove(part)
+    try:
+        _link(existing, part)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise _output_error("cannot link", name, error) from error
+        try:
+            part.symlink_to(os.path.relpath(existing.absolute(), name.parent.absolute()))
+        except OSError:
+            _copy_whole(existing, name)
+            return
+    rename(part, name)
     # A rename between two names of one file does nothing, not even take the old name away.
     remove(part)
 
@@ -400,6 +426,34 @@ def _output_error(what: str, path: Path, error: OSError, offset: int | None = No
         found=os.strerror(error.errno or 0),
         next_step=steps.get(error.errno or 0),
     )
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Length and time of last change (ns) of ``path``; nothing if it is not there."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns
+
+
+def inode(path: Path) -> tuple[int, int]:
+    """What tells one file from another whatever its name."""
+    state = path.stat()
+    return state.st_dev, state.st_ino
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a whole file, read in pieces."""
+    digest = hashlib.sha256()
+    with reading(path) as fd:
+        nbytes = os.fstat(fd).st_size
+        buffer = memoryview(bytearray(min(_HASH_NBYTES, max(nbytes, 1))))
+        for offset in range(0, nbytes, _HASH_NBYTES):
+            piece = buffer[: nbytes - offset]
+            read_exact(fd, piece, offset, path)
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def modified_ns(path: Path) -> int:

@@ -39,8 +39,8 @@ BYTE_TILE_WEIGHTS = 1 << 20
 MAX_TILE_WEIGHTS = 1 << 20
 """A tile grows no further to hold whole scale blocks: 4 MiB of float32."""
 
-MEMORY_BASE_NBYTES = 512 << 20
-MEMORY_THREAD_NBYTES = 16 << 20
+MEMORY_BASE_NBYTES = 512_000_000
+MEMORY_THREAD_NBYTES = 16_000_000
 """Most anonymous memory of a fill: base plus this per thread, whatever the tensor. A thread holds
 one tile as float32 (two for a product), its output bytes and the stored bytes they come from."""
 
@@ -233,6 +233,7 @@ class _Filler:
             digest.update(content)
             self._events.advanced(content.nbytes)
         for matrix in block.matrices:
+            self._source.check_unchanged(matrix)
             self._source.forget(matrix, block.begin, block.end - block.begin)
         self._part.commit(BlockRecord(block.offset, block.nbytes, digest.hexdigest()))
 

@@ -111,6 +111,8 @@ class Plan:
     config: ModelConfig
     key_values: tuple[KeyValue, ...]
     shards: tuple[PlannedShard, ...]
+    shard_nbytes: int
+    """Expert shards were to stay below this."""
 
     @property
     def tensors(self) -> tuple[PlannedTensor, ...]:
@@ -189,7 +191,7 @@ def make_plan(
                 types=types,
             )
         )
-    return Plan(name, layout, config, tuple(key_values), tuple(shards))
+    return Plan(name, layout, config, tuple(key_values), tuple(shards), shard_nbytes)
 
 
 def _split_keys(no: int, count: int, n_tensors: int, kind: str) -> tuple[KeyValue, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,10 +33,15 @@ _NOW_NBYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """What is known of a whole shard: its spec, length, digests and measured errors."""
+    """What is known of a whole shard: its spec, length, digests and measured errors.
+
+    ``modified_ns`` is when the file was last written to. A file that was touched since is not taken
+    for whole before it has been hashed again.
+    """
 
     spec: str
     nbytes: int
+    modified_ns: int
     file_sha256: str
     tensors: dict[str, str]
     errors: tuple[TensorError, ...]
@@ -90,24 +95,38 @@ class ShardStore:
         """The folder of one spec."""
         return self.root / spec[:16]
 
+    def part(self, spec: str) -> Path:
+        """The unfinished shard file of one spec."""
+        return self.folder(spec) / "shard.gguf.part"
+
     def path(self, spec: str) -> Path:
         """The shard file of one spec."""
         return self.folder(spec) / "shard.gguf"
 
     def record(self, spec: str) -> ShardRecord | None:
         """The record of a whole shard; nothing while it is unfinished, damaged or another's."""
-        path = self.folder(spec) / "record.json"
-        if not path.exists():
+        record = self._read_record(spec)
+        if record is None:
             return None
-        try:
-            entry = json.loads(files.read_bytes(path))
-            errors = tuple(read_error(error) for error in entry.pop("errors"))
-            record = ShardRecord(**entry, errors=errors)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        if record.spec != spec or files.stamp(self.path(spec)) != (
+            record.nbytes,
+            record.modified_ns,
+        ):
             return None
-        shard = self.path(spec)
-        whole = shard.exists() and shard.stat().st_size == record.nbytes
-        return record if whole and record.spec == spec else None
+        return record
+
+    def revive(self, spec: str) -> bool:
+        """Take a shard that was touched for whole again if its bytes are still those recorded."""
+        record, path = self._read_record(spec), self.path(spec)
+        if record is None or record.spec != spec or not path.exists():
+            return False
+        stamp = files.stamp(path)
+        if stamp is None or stamp[0] != record.nbytes:
+            return False
+        if files.sha256_of(path) != record.file_sha256:
+            return False
+        self._write_record(replace(record, modified_ns=stamp[1]))
+        return True
 
     def journaled(self, spec: str) -> frozenset[int]:
         """Offsets of the blocks of an unfinished shard that are whole."""
@@ -118,13 +137,32 @@ class ShardStore:
         state = journal.stat()
         return _journaled(journal, spec, state.st_size, state.st_mtime_ns)
 
-    def save(
-        self, spec: str, nbytes: int, digests: ShardDigests, errors: tuple[TensorError, ...] = ()
-    ) -> ShardRecord:
-        """Record what is known of a shard that was read back whole."""
-        record = ShardRecord(spec, nbytes, digests.file_sha256, digests.spans, errors)
+    def _read_record(self, spec: str) -> ShardRecord | None:
+        path = self.folder(spec) / "record.json"
+        if not path.exists():
+            return None
+        try:
+            entry = json.loads(files.read_bytes(path))
+            errors = tuple(read_error(error) for error in entry.pop("errors"))
+            return ShardRecord(**entry, errors=errors)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    def _write_record(self, record: ShardRecord) -> None:
         content = json.dumps(asdict(record), indent=1, sort_keys=True).encode()
-        files.write_whole(self.folder(spec) / "record.json", content)
+        files.write_whole(self.folder(record.spec) / "record.json", content)
+
+    def save(
+        self,
+        spec: str,
+        unnamed: Path,
+        digests: ShardDigests,
+        errors: tuple[TensorError, ...] = (),
+    ) -> ShardRecord:
+        """Record what is known of a shard that was read back whole and is to be named next."""
+        nbytes, modified = files.stamp(unnamed) or (0, 0)
+        record = ShardRecord(spec, nbytes, modified, digests.file_sha256, digests.spans, errors)
+        self._write_record(record)
         return record
 
     def save_errors(self, spec: str, file: str, errors: tuple[TensorError, ...]) -> None:

@@ -1,6 +1,6 @@
 """Finished files held against their plan, their digests, and the checkpoint they came from.
 
-Errors are measured from the bytes in the file, by another decoder than the one that made them: a
+Errors are measured from the bytes in the file, decoded by the gguf package, against the source: a
 swapped pair of experts, a wrong scale or a lost row shows as an error no type can explain.
 """
 
@@ -269,15 +269,16 @@ def _source_rows(
     return decoded.astype(np.float64)
 
 
-def verify_files(plan: Plan, folder: Path) -> list[QuantmillError]:
-    """What differs between the files in ``folder`` and their plan; weights are not read.
+def verify_files(plan: Plan, paths: Sequence[Path]) -> list[QuantmillError]:
+    """What differs between the files under ``paths``, in shard order, and their plan.
+
+    Weights are not read.
 
     Every shard must have the exact length, the exact header bytes, and, as the reader understands
     that header, the planned tensors at the planned places, none over another.
     """
     problems: list[QuantmillError] = []
-    for shard in plan.shards:
-        path = folder / shard.file_name
+    for shard, path in zip(plan.shards, paths, strict=True):
         try:
             problems += _check_bytes(shard, path)
             problems += _check_tensors(shard, read_gguf(path))

@@ -13,8 +13,7 @@ def missing_nbytes(job: Job) -> int:
     missing = 0
     for shard, spec in zip(job.plan.shards, job.shard_specs, strict=True):
         if job.store.record(spec) is None:
-            part = job.store.path(spec).with_name("shard.gguf.part")
-            missing += shard.nbytes - files.allocated_nbytes(part)
+            missing += shard.nbytes - files.allocated_nbytes(job.store.part(spec))
     return missing
 
 
@@ -43,7 +42,7 @@ def require_disk(job: Job, *, lets_go: bool) -> None:
         raise OutputError(
             "the job does not fit on the disk",
             file=job.folder.parent,
-            expected=f"{wanted:,} bytes free ({wanted / 1e9:.1f} GB)",
-            found=f"{need.free:,} bytes ({need.free / 1e9:.1f} GB)",
+            expected=f"{wanted:,} bytes free ({wanted / 1e9:.3f} GB)",
+            found=f"{need.free:,} bytes ({need.free / 1e9:.3f} GB)",
             next_step=f"Free some space, choose another --out{let_go}.",
         )

@@ -6,6 +6,7 @@ earlier on the path or installed over ours, would be run instead without a word.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,17 @@ from pathlib import Path
 PACKAGES = ("pipeline", "tasks", "recipes")
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "quantmill"
+LIBRARIES = (
+    "gguf",
+    "huggingface_hub",
+    "luigi",
+    "matplotlib.figure",
+    "numpy",
+    "sympy",
+    "tokenizers",
+    "tqdm",
+)
+"""What the main job imports."""
 
 
 def shadowed(root: Path = ROOT) -> list[str]:
@@ -55,11 +67,12 @@ def _origin(name: str) -> Path | None:
 
 def missing_libraries() -> list[str]:
     """One sentence for each library that the main job needs and that does not load."""
-    missing = [
-        f"the package {name} is missing; install this project again"
-        for name in ("gguf", "luigi", "numpy", "tokenizers", "tqdm")
-        if importlib.util.find_spec(name) is None
-    ]
+    missing = []
+    for name in LIBRARIES:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            missing.append(f"{name} does not load ({error}); install this project again")
     try:
         # Imported here: the checks above must still run where our own packages are shadowed.
         from pipeline.quant.ggml import GgmlQuantizer

@@ -14,12 +14,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from pipeline import files
 from pipeline.budget import Budget, budget_of, final_items, written_items
 from pipeline.digest import sha256
-from pipeline.errors import VerifyError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.plan import PlannedShard
 from pipeline.report.budget_json import budget_json
@@ -32,9 +30,8 @@ from pipeline.report.tables import Table
 from pipeline.store import ShardRecord
 from pipeline.verify import TensorError
 from tasks.job import Job
+from tasks.naming import MANIFEST, SUMS, sums_text
 
-MANIFEST = "manifest.json"
-SUMS = "SHA256SUMS"
 SCHEMA = 1
 
 
@@ -91,29 +88,10 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
         **{s.file_name: r.file_sha256 for s, r in _shards(finished)},
         **{name: sha256(content) for name, content in documents.items()},
     }
-    sums = "".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()
-    files.write_whole(job.folder / SUMS, sums)
+    files.write_whole(job.folder / SUMS, sums_text(digests))
     sizes = {name: len(content) for name, content in documents.items()}
     files.write_whole(job.folder / MANIFEST, _json(_manifest(finished, sizes, digests)))
     return (overview_table(steps, job.config), error_table(finished.errors))
-
-
-def listed_digests(folder: Path) -> dict[str, str]:
-    """File name -> sha256, as the SHA256SUMS of an output folder lists them.
-
-    Raises:
-        VerifyError: There is none, or it is not in the form of `sha256sum`.
-    """
-    path = folder / SUMS
-    if not path.exists():
-        raise VerifyError("this is no finished output", file=path, found="no such file")
-    entries = {}
-    for line in files.read_bytes(path).decode(errors="replace").splitlines():
-        digest, _, name = line.partition("  ")
-        if len(digest) != 64 or not name or "/" in name:
-            raise VerifyError("not a line of sha256sum", file=path, found=line)
-        entries[name] = digest
-    return entries
 
 
 def _shards(finished: Finished) -> list[tuple[PlannedShard, ShardRecord]]:
@@ -133,9 +111,10 @@ def _inventory(finished: Finished) -> dict[str, object]:
 
 
 def _source(job: Job) -> dict[str, object]:
-    checkpoint = job.checkpoint
+    checkpoint, second = job.checkpoint, job.source.second
     return {
-        "folder": checkpoint.folder.resolve().name,
+        **job.source.first.names,
+        **({"supplement": second.names} if second else {}),
         "config_sha256": checkpoint.config_sha256,
         "index_sha256": checkpoint.index_sha256,
         "n_tensors": len(checkpoint.weight_map),

@@ -13,27 +13,20 @@ from pipeline.model.engram.check import EngramReport, check_gguf_engram
 from pipeline.report.engram_report import engram_table
 from pipeline.report.tables import render_text
 from tasks.model_source import ModelSource, SourceParameters
-from tasks.targets import PrintedTarget
+from tasks.targets import PrintedTask
 
 
-class CheckEngram(luigi.Task):
+class CheckEngram(PrintedTask):
     """Check engram rows, hash constants and offsets; exit code 30 when something does not fit."""
 
     path = luigi.Parameter(description="a checkpoint folder, a GGUF, or a folder that holds one")
 
-    def output(self) -> PrintedTarget:
-        """Done once it has printed."""
-        if not hasattr(self, "_printed"):
-            self._printed = PrintedTarget()
-        return self._printed
-
-    def run(self) -> None:
+    def show(self) -> None:
         """Print every row of the check; raise what does not fit."""
         report = check_engram(Path(self.path))
         sys.stdout.write(render_text(engram_table(report)))
         sys.stdout.flush()
         raise_problems(f"engram check of {self.path}", report.problems)
-        self.output().done = True
 
 
 def check_engram(path: Path) -> EngramReport:

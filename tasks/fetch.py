@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import ClassVar
 
 import luigi
 
@@ -23,14 +24,8 @@ class FetchFile(JobTask):
 
     file = luigi.Parameter()
 
-    @property
-    def resources(self) -> dict[str, int]:
-        """Files side by side: as many as luigi's resource ``network`` allows."""
-        return {"network": 1}
-
-    @resources.setter
-    def resources(self, value: object) -> None:
-        """Luigi's base class assigns a default; ours follows from the class."""
+    resources: ClassVar = {"network": 1}
+    """Files side by side: as many as luigi's resource of that name allows."""
 
     def requires(self) -> Iterator[luigi.Task]:
         """The accepted plan; with sources let go, also that the disk has room again."""
@@ -84,7 +79,10 @@ class ReleaseFile(JobTask):
         return ConditionTarget(lambda: self.job.is_used_up(self.file) and not target.exists())
 
     def run(self) -> None:
-        """Delete."""
-        files.remove(self.job.sources.origin(self.file).target(self.file))
+        """Delete; a file of the user's own hub cache stays."""
+        target = self.job.sources.origin(self.file).target(self.file)
+        if not target.exists():
+            return
+        files.remove(target)
         sys.stdout.write(f"let go: {self.file} (everything made of it is journaled)\n")
         sys.stdout.flush()

@@ -6,6 +6,7 @@ rebuilt in another process or on another host from its parameters alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -32,6 +33,9 @@ from tasks.sources import Sources
 
 MODEL_NAMES = {"v4.1": "DeepSeek-V4.1-Flash", "v4": "DeepSeek-V4-Flash"}
 """Names of outputs where the user gives none."""
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,23 @@ class Job:
     @cached_property
     def name(self) -> str:
         """Stem of the output's file names."""
-        model = self.parameters.name or MODEL_NAMES[self.config.family]
-        return f"{model}-{self.recipe.name}-{self.layout}"
+        return f"{self.model_name}-{self.recipe.name}-{self.layout}"
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, as the user gives it or as it is known.
+
+        Raises:
+            OutputError: It cannot be part of a file name.
+        """
+        name = self.parameters.name or MODEL_NAMES[self.config.family]
+        if not _PLAIN_NAME.fullmatch(name):
+            raise OutputError(
+                "--name must do as part of a file name",
+                expected="letters, digits, dots, underscores and hyphens",
+                found=repr(name),
+            )
+        return name
 
     @cached_property
     def plan(self) -> Plan:
@@ -111,7 +130,7 @@ class Job:
             self.source.token_map,
             layout=self.layout,
             file_type=file_type_id(routed),
-            name=self.parameters.name or MODEL_NAMES[self.config.family],
+            name=self.model_name,
             extra=(
                 text("quantmill.recipe", self.recipe.name),
                 text("quantmill.source.config_sha256", self.checkpoint.config_sha256),

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline import files
 from pipeline.errors import SourceError
 from pipeline.source.checkpoint import Checkpoint, open_checkpoint
 from pipeline.source.hub.address import HubAddress, is_address, parse_address
 from pipeline.source.hub.cache import cached_file
 from pipeline.source.hub.checksums import read_checksums, with_checksums
 from pipeline.source.hub.content import identity
+from pipeline.source.hub.events import FetchEvents
 from pipeline.source.hub.fetch import is_fetched
 from pipeline.source.hub.headers import fetch_headers
 from pipeline.source.hub.remote import HubRemote
@@ -44,6 +44,13 @@ class Origin:
     def is_remote(self) -> bool:
         """Whether files have to be fetched before they can be read."""
         return self.snapshot is not None
+
+    @property
+    def names(self) -> dict[str, object]:
+        """What a document calls this source: its folder, or repository and commit."""
+        if self.snapshot is None:
+            return {"folder": self.checkpoint.folder.resolve().name}
+        return {"repo": self.snapshot.repo, "commit": self.snapshot.commit}
 
     def file(self, name: str) -> HubFile:
         """What the hub says of a file."""
@@ -82,7 +89,7 @@ class Origin:
         source = self.checkpoint.files[name]
         if self.is_remote:
             return [name, source.nbytes, identity(self.file(name))]
-        return [name, source.nbytes, source.header_sha256, files.modified_ns(source.path)]
+        return [name, source.nbytes, source.header_sha256, source.modified_ns]
 
 
 def open_origin(
@@ -113,19 +120,24 @@ def open_origin(
     address = parse_address(source)
     folder = root / _folder_name(address)
     is_first = multiprocessing.parent_process() is None
-    snapshot, note = resolve(address, pinned=folder / "pin.json", looks=is_first)
-    if note and is_first:
-        sys.stderr.write(f"{note}\n")
-        sys.stderr.flush()
+    tell = _tell if is_first else lambda _: None
+    snapshot, note = resolve(address, pinned=folder / "pin.json", looks=is_first, noted=tell)
+    if note:
+        tell(note)
     if checksums:
         listed = Path(checksums)
         snapshot = with_checksums(snapshot, read_checksums(listed), listed)
     headers = folder / "headers"
-    fetch_headers(HubRemote(snapshot), snapshot, headers)
+    fetch_headers(HubRemote(snapshot), snapshot, headers, events=FetchEvents(noted=tell))
     checkpoint = open_checkpoint(headers, may_lack_shards=True)
     if not may_lack_shards:
         _require_shards(snapshot, checkpoint)
     return Origin(checkpoint, snapshot, folder)
+
+
+def _tell(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
 
 
 def _require_shards(snapshot: HubSnapshot, checkpoint: Checkpoint) -> None:
@@ -149,7 +161,7 @@ def _folder_name(address: HubAddress) -> str:
 def at_hand(checkpoint: Checkpoint, paths: Mapping[str, Path]) -> Checkpoint:
     """``checkpoint`` with its files read from ``paths``."""
     moved = {
-        name: replace(file, path=paths.get(name, file.path))
+        name: replace(file, path=paths[name], modified_ns=None) if name in paths else file
         for name, file in checkpoint.files.items()
     }
     return replace(checkpoint, files=moved)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import luigi
 
-from pipeline import files
 from pipeline.errors import VerifyError, raise_problems
 from pipeline.gguf.digests import check_digests
-from pipeline.gguf.model_file import read_model
+from pipeline.gguf.model_file import GgufModel, read_shards
 from pipeline.model.contract.check import check_contract
 from pipeline.model.engram.check import check_gguf_engram
+from pipeline.plan import Plan
 from pipeline.report.tables import render_text
 from pipeline.store import ShardRecord
 from pipeline.verify import verify_files
-from tasks.documents import MANIFEST, Finished, listed_digests, write_documents
+from tasks.documents import Finished, write_documents
 from tasks.fetch import ReleaseFile
+from tasks.naming import MANIFEST, listed_digests, name_shards
 from tasks.parameters import JobTask
 from tasks.shard import WriteShard
-from tasks.targets import PrintedTarget, SpecTarget
+from tasks.targets import PrintedTask, SpecTarget
 
 
 class RunRecipe(JobTask):
@@ -41,46 +42,37 @@ class RunRecipe(JobTask):
     def run(self) -> None:
         """Verify the shards, give them their names, write every report, then the manifest."""
         job = self.job
-        records = [self._record(spec) for spec in job.shard_specs]
-        staged = self.store.root / f"naming-{job.spec[:16]}"
-        self._link_shards(staged)
-        self._verify(staged)
-        (job.folder / MANIFEST).unlink(missing_ok=True)
-        self._link_shards(job.folder)
-        files.remove_folder(staged)
-        model = read_model(job.folder / job.plan.shards[0].file_name)
-        for table in write_documents(Finished(job, tuple(records), model)):
+        records = tuple(self._record(spec) for spec in job.shard_specs)
+        paths = [self.store.path(spec) for spec in job.shard_specs]
+        model = verified(job.plan, paths)
+        name_shards(job.folder, job.plan, paths)
+        for table in write_documents(Finished(job, records, model)):
             sys.stdout.write(render_text(table) + "\n")
         sys.stdout.write(f"{job.folder}: {len(records)} shards, whole and verified\n")
         sys.stdout.flush()
-
-    def _verify(self, folder: Path) -> None:
-        """Hold the files in ``folder`` against plan, loader contract and hash buckets."""
-        job = self.job
-        raise_problems(f"files of {job.name}", verify_files(job.plan, folder))
-        model = read_model(folder / job.plan.shards[0].file_name)
-        problems = [*check_contract(model, job.layout), *check_gguf_engram(model).problems]
-        raise_problems(f"verification of {job.name}", problems)
 
     def _record(self, spec: str) -> ShardRecord:
         record = self.store.record(spec)
         if record is None:
             raise VerifyError(
-                "a shard vanished before the output was finished",
+                "a shard vanished or was touched before the output was finished",
                 file=self.store.path(spec),
-                next_step="Run the same command again; only that shard is made anew.",
+                next_step="Run the same command again; only that shard is looked at anew.",
             )
         return record
 
-    def _link_shards(self, folder: Path) -> None:
-        """Show every shard in ``folder`` under its name, and drop names this plan does not have."""
-        plan = self.job.plan
-        wanted = {shard.file_name for shard in plan.shards}
-        for path in folder.glob(f"{plan.name}-*-of-*.gguf"):
-            if path.name not in wanted:
-                path.unlink()
-        for shard, spec in zip(plan.shards, self.job.shard_specs, strict=True):
-            files.link_or_copy(self.store.path(spec), folder / shard.file_name)
+
+def verified(plan: Plan, paths: Sequence[Path]) -> GgufModel:
+    """The model under ``paths`` once it fits plan, loader contract and hash buckets.
+
+    Raises:
+        Problems: It does not.
+    """
+    raise_problems(f"files of {plan.name}", verify_files(plan, paths))
+    model = read_shards(paths)
+    problems = [*check_contract(model, plan.layout), *check_gguf_engram(model).problems]
+    raise_problems(f"verification of {plan.name}", problems)
+    return model
 
 
 @RunRecipe.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # type: ignore[untyped-decorator]
@@ -94,22 +86,14 @@ def say_nothing_to_do(task: RunRecipe) -> None:
     sys.stdout.flush()
 
 
-class VerifyOutput(luigi.Task):
-    """Hash every file of a finished output again and compare it with its SHA256SUMS."""
+class VerifyOutput(PrintedTask):
+    """Hash every file of a finished output again and compare it with its digests."""
 
     path = luigi.Parameter(description="an output folder")
 
-    def output(self) -> PrintedTarget:
-        """Done once it ran."""
-        if not hasattr(self, "_ran"):
-            self._ran = PrintedTarget()
-        return self._ran
-
-    def run(self) -> None:
+    def show(self) -> None:
         """Compare; raise every difference."""
         folder = Path(self.path)
         wanted = listed_digests(folder)
         raise_problems(f"verification of {folder}", check_digests(folder, wanted))
         sys.stdout.write(f"{folder}: {len(wanted)} files, all as written\n")
-        sys.stdout.flush()
-        self.output().done = True

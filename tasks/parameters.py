@@ -9,6 +9,23 @@ import luigi
 from pipeline.store import ShardStore
 from tasks.job import Job, JobParameters, open_job, store_of
 
+
+class CountParameter(luigi.IntParameter):
+    """A whole number from 0 to ``most``."""
+
+    def __init__(self, *, most: int, **settings: object) -> None:
+        super().__init__(**settings)
+        self._most = most
+
+    def parse(self, text: str) -> int:
+        """The number; a text that is none is named."""
+        if not text.isdecimal() or int(text) > self._most:
+            raise luigi.parameter.ParameterException(
+                f"{text!r} is no whole number from 0 to {self._most:,} ({self.description})"
+            )
+        return int(text)
+
+
 IDENTITY = ("source", "recipe", "out", "layout", "name", "supplement", "checksums")
 HABITS = ("threads", "keep_source", "connections", "bandwidth")
 
@@ -35,14 +52,20 @@ class JobTask(luigi.Task):
         significant=False,
         description="no: delete each fetched file once everything made of it is journaled",
     )
-    connections = luigi.IntParameter(
-        default=4, significant=False, description="connections per fetched file"
+    connections = CountParameter(
+        most=64, default=4, significant=False, description="connections per fetched file"
     )
-    bandwidth = luigi.IntParameter(
-        default=0, significant=False, description="bytes per second of all downloads (0: no limit)"
+    bandwidth = CountParameter(
+        most=10**12,
+        default=0,
+        significant=False,
+        description="bytes per second of all downloads (0: no limit)",
     )
-    threads = luigi.IntParameter(
-        default=0, significant=False, description="quantizer threads (default: one per core)"
+    threads = CountParameter(
+        most=1024,
+        default=0,
+        significant=False,
+        description="quantizer threads (default: one per core)",
     )
 
     @property

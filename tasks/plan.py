@@ -14,7 +14,7 @@ from pipeline.report.plan_report import disk_table, shard_table
 from pipeline.report.tables import render_text
 from tasks.disk import disk_need, require_disk
 from tasks.parameters import JobTask
-from tasks.targets import PrintedTarget, SpecTarget
+from tasks.targets import PrintedTask, SpecTarget
 
 
 def plan_text(task: JobTask) -> str:
@@ -28,7 +28,7 @@ def plan_text(task: JobTask) -> str:
     return "\n".join(render_text(table) for table in tables)
 
 
-class PlanRecipe(JobTask):
+class PlanRecipe(PrintedTask, JobTask):
     """Print the plan of a job; nothing is written."""
 
     def requires(self) -> tuple[()]:
@@ -36,17 +36,9 @@ class PlanRecipe(JobTask):
         self.job.checkpoint  # noqa: B018 - opens it
         return ()
 
-    def output(self) -> PrintedTarget:
-        """Done once it has printed."""
-        if not hasattr(self, "_printed"):
-            self._printed = PrintedTarget()
-        return self._printed
-
-    def run(self) -> None:
+    def show(self) -> None:
         """Print."""
         sys.stdout.write(plan_text(self))
-        sys.stdout.flush()
-        self.output().done = True
 
 
 class AcceptPlan(JobTask):

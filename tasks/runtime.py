@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 
 import luigi.configuration
+import luigi.parameter
+import luigi.task_register
 
 from pipeline.errors import QuantmillError
 
@@ -128,10 +130,20 @@ class ChildGuard:
         return None
 
 
+PLAIN_ERRORS = (
+    luigi.parameter.ParameterException,
+    luigi.task_register.TaskClassException,
+    OSError,
+)
+"""Errors of luigi and of the system whose own words say enough."""
+
 _TRACEBACK = re.compile(
-    r"Traceback \(most recent call last\):\n.*?^pipeline\.errors\.\w+: (.*)",
+    r"Traceback \(most recent call last\):\n.*?^(?:pipeline\.errors\.\w+|\w*Error): (.*)",
     re.DOTALL | re.MULTILINE,
 )
+
+
+_KNOWN = re.compile(r"^(pipeline\.errors\.\w+|PermissionError|NotADirectoryError): ", re.MULTILINE)
 
 
 class _ShortErrors(logging.Filter):
@@ -144,7 +156,11 @@ class _ShortErrors(logging.Filter):
             record.msg = "\n".join([record.getMessage(), str(error), *notes])
             record.args, record.exc_info, record.exc_text = None, None, None
             return True
+        if isinstance(error, PLAIN_ERRORS):
+            record.msg = f"{record.getMessage()}\n{error}"
+            record.args, record.exc_info, record.exc_text = None, None, None
+            return True
         message = record.getMessage()
-        if "pipeline.errors." in message and "Traceback (" in message:
+        if "Traceback (" in message and _KNOWN.search(message):
             record.msg, record.args = _TRACEBACK.sub(r"\1", message), None
         return True

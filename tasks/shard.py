@@ -47,6 +47,18 @@ class ShardTarget(luigi.Target):
         return self._store.record(self._spec) is not None
 
 
+def refuse_errors(part: ShardPart, errors: Sequence[TensorError]) -> None:
+    """Refuse a part that differs from its source by more than its types explain, and drop it.
+
+    Raises:
+        VerifyError: A tensor does.
+    """
+    problems = check_errors(errors)
+    if problems:
+        part.discard()
+    raise_problems(f"what was written to {part.part}", problems)
+
+
 def written_line(job: Job) -> str:
     """The budget of the shards that are whole so far, in one line."""
     whole = [no for no, spec in enumerate(job.shard_specs) if job.store.record(spec)]
@@ -123,6 +135,7 @@ class FillFrom(ShardTask):
 
     def requires(self) -> FetchFile | AcceptPlan:
         """The file."""
+        self.shard  # noqa: B018 - raises when the plan is another one by now
         if self.job.sources.origin(self.file).is_remote:
             return FetchFile(file=self.file, **self.passed_on())
         return AcceptPlan(spec=self.job.spec, **self.passed_on())
@@ -147,7 +160,7 @@ class FillFrom(ShardTask):
                 n_rows=SAMPLED_ROWS,
                 has=lambda name: weight_map[name] == self.file,
             )
-        raise_problems(f"what was written to {shard.file_name}", check_errors(errors))
+            refuse_errors(part, errors)
         self.store.save_errors(self.spec, self.file, errors)
 
 
@@ -158,6 +171,7 @@ class WriteShard(ShardTask):
 
     def requires(self) -> Iterator[luigi.Task]:
         """A shown and accepted plan; with fetched sources, what each file gives to the shard."""
+        self.shard  # noqa: B018 - raises when the plan is another one by now
         yield AcceptPlan(spec=self.job.spec, **self.passed_on())
         for file in self._fetched():
             yield FillFrom(no=self.no, spec=self.spec, file=file, **self.passed_on())
@@ -169,14 +183,16 @@ class WriteShard(ShardTask):
     def run(self) -> None:
         """Fill what is missing, read all back, measure its errors, record, publish."""
         shard = self.shard
+        if self.store.revive(self.spec):
+            return
         blocks = [block for tensor in shard.tensors for block in blocks_of(tensor)]
         checkpoint = self.job.sources.readable()
         with SourceReader(checkpoint) as source, self.part(trusts_journal=False) as part:
             self.fill(part, source, blocks, shard.file_name)
             digests = part.read_back(spans_of(shard), n_threads=self.n_threads)
             errors = self._errors(part, source)
-            raise_problems(f"what was written to {shard.file_name}", check_errors(errors))
-            self.store.save(self.spec, shard.nbytes, digests, errors)
+            refuse_errors(part, errors)
+            self.store.save(self.spec, part.part, digests, errors)
             part.publish()
         self.store.forget_notes(self.spec)
         sys.stdout.write(written_line(self.job) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,26 @@ class PrintedTarget(luigi.Target):
     def exists(self) -> bool:
         """Whether the task has run."""
         return self.done
+
+
+class PrintedTask(luigi.Task):
+    """A task that runs whenever it is asked for; subclasses give `show`."""
+
+    def output(self) -> PrintedTarget:
+        """Done once it ran."""
+        if not hasattr(self, "_printed"):
+            self._printed = PrintedTarget()
+        return self._printed
+
+    def run(self) -> None:
+        """Show, and remember that it was shown."""
+        self.show()
+        sys.stdout.flush()
+        self.output().done = True
+
+    def show(self) -> None:
+        """Do the work and print its result."""
+        raise AssertionError(f"{type(self).__name__} shows nothing")
 
 
 class ConditionTarget(luigi.Target):

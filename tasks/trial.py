@@ -14,12 +14,12 @@ from pipeline.report.tables import render_text
 from pipeline.verify import TensorError, merged_errors
 from tasks.parameters import JobTask
 from tasks.shard import FillFrom
-from tasks.targets import PrintedTarget
+from tasks.targets import PrintedTask
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-class TryLayers(JobTask):
+class TryLayers(PrintedTask, JobTask):
     """Fetch and fill what comes from some layers, and show what they lost.
 
     Nothing gets a final name. What is filled stays journaled, so that `RunRecipe` with the same
@@ -33,17 +33,9 @@ class TryLayers(JobTask):
         for no, file in self._pairs():
             yield FillFrom(no=no, spec=self.job.shard_specs[no], file=file, **self.passed_on())
 
-    def output(self) -> PrintedTarget:
-        """Done once it has printed."""
-        if not hasattr(self, "_printed"):
-            self._printed = PrintedTarget()
-        return self._printed
-
-    def run(self) -> None:
+    def show(self) -> None:
         """Print the measured errors."""
         sys.stdout.write(render_text(error_table(merged_errors(self._errors()))))
-        sys.stdout.flush()
-        self.output().done = True
 
     def _errors(self) -> Iterator[TensorError]:
         for no, file in self._pairs():

@@ -69,6 +69,16 @@ def read_model(path: Path) -> GgufModel:
         _check_single(file)
         return GgufModel((file,))
     _check_present(paths)
+    return read_shards(paths)
+
+
+def read_shards(paths: Sequence[Path]) -> GgufModel:
+    """The model whose shards lie under ``paths``, in order, whatever they are called.
+
+    Raises:
+        FormatError: A file breaks the format, or is not the shard of the set for its place.
+        SourceError: A file cannot be opened or read.
+    """
     files = tuple(read_gguf(shard) for shard in paths)
     _check_set(files)
     return GgufModel(files)

@@ -147,6 +147,11 @@ class ShardPart:
             self._stopped.set()
             outlast_interrupts(pool.shutdown)
 
+    def discard(self) -> None:
+        """Drop the part and its journal: what was written is not to be built on."""
+        files.remove(self.journal)
+        files.remove(self.part)
+
     def publish(self) -> None:
         """Give the part its final name; to be called after `read_back` has succeeded.
 

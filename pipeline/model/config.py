@@ -6,6 +6,7 @@ V4.1-Flash nests the language model under ``text_config``; V4-Flash-0731 is flat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +17,24 @@ T = TypeVar("T")
 
 ARCHITECTURES = {"DeepseekV41ForCausalLM": "v4.1", "DeepseekV4ForCausalLM": "v4"}
 """config.json ``architectures[0]`` -> the model family as this project names it."""
+
+
+MOST_LAYERS = 1024
+MOST_EXPERTS = 1 << 16
+"""Larger numbers are no model: every expert of every layer becomes a tensor to look for."""
+
+FIXED: Mapping[str, object] = {
+    "quant_method": "fp8",
+    "scale_fmt": "ue8m0",
+}
+"""``quantization_config`` values that the decoder stands for."""
+
+FIXED_TEXT: Mapping[str, object] = {
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+"""Values of the language model that the GGUF architectures stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +178,33 @@ class _Keys:
             )
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.get(key, int, default)
-        if value < 1:
-            raise ConfigError(f"config.json key {self._path}{key} must be at least 1", found=value)
+        if not 1 <= value <= most:
+            raise ConfigError(
+                f"config.json key {self._path}{key} is no possible count",
+                expected=f"1 to {most:,}",
+                found=value,
+            )
         return value
+
+    def positive(self, key: str) -> float:
+        value = self.get(key, float)
+        if not 0 < value < math.inf:
+            raise ConfigError(
+                f"config.json key {self._path}{key} must be a positive number", found=value
+            )
+        return value
+
+    def fixed(self, key: str, expected: object) -> None:
+        value = self._values.get(key, expected)
+        if value != expected:
+            raise ConfigError(
+                f"config.json key {self._path}{key} has a value this project cannot convert",
+                expected=repr(expected),
+                found=repr(value),
+                next_step="Its weights would be read wrong without a word.",
+            )
 
     def ints(self, key: str) -> tuple[int, ...]:
         values = self.get(key, list)
@@ -197,13 +238,23 @@ def read_config(config: Mapping[str, object]) -> ModelConfig:
             found=names,
         )
     text = top.inner("text_config") if "text_config" in top else top
+    _check_fixed(top, text)
     return _checked(_model(family, top, text))
+
+
+def _check_fixed(top: _Keys, text: _Keys) -> None:
+    quantization = top.inner("quantization_config")
+    for keys, fixed in ((quantization, FIXED), (text, FIXED_TEXT)):
+        for key, value in fixed.items():
+            keys.fixed(key, value)
+    # V4.1 says it among the quantization settings, V4 at the top.
+    (quantization if "expert_dtype" in quantization else top).fixed("expert_dtype", "fp4")
 
 
 def _model(family: str, top: _Keys, text: _Keys) -> ModelConfig:
     is_v41 = family == "v4.1"
     ratios = text.ints("compress_ratios")
-    n_layers = text.count("num_hidden_layers")
+    n_layers = text.count("num_hidden_layers", most=MOST_LAYERS)
     return ModelConfig(
         family=family,
         vocab_size=text.count("vocab_size"),
@@ -217,19 +268,19 @@ def _model(family: str, top: _Keys, text: _Keys) -> ModelConfig:
         q_lora=text.count("q_lora_rank"),
         o_lora=text.count("o_lora_rank"),
         o_groups=text.count("o_groups"),
-        n_experts=text.count("n_routed_experts"),
+        n_experts=text.count("n_routed_experts", most=MOST_EXPERTS),
         n_shared_experts=text.count("n_shared_experts"),
         n_experts_used=text.count("num_experts_per_tok"),
         n_hash_layers=text.get("num_hash_layers", int, 0),
         scoring_func=text.get("scoring_func", str),
         norm_weights=text.get("norm_topk_prob", bool),
-        weights_scale=text.get("routed_scaling_factor", float),
-        swiglu_limit=text.get("swiglu_limit", float),
-        rms_eps=text.get("rms_norm_eps", float),
+        weights_scale=text.positive("routed_scaling_factor"),
+        swiglu_limit=text.positive("swiglu_limit"),
+        rms_eps=text.positive("rms_norm_eps"),
         sliding_window=text.count("sliding_window"),
         context=text.count("max_position_embeddings"),
-        rope_theta=text.get("rope_theta", float),
-        compress_rope_theta=text.get("compress_rope_theta", float),
+        rope_theta=text.positive("rope_theta"),
+        compress_rope_theta=text.positive("compress_rope_theta"),
         rope_scaling=_rope_scaling(text),
         compress_ratios=ratios,
         kv_sources=text.ints("kv_source_layer_ids") if is_v41 else (),
@@ -240,7 +291,7 @@ def _model(family: str, top: _Keys, text: _Keys) -> ModelConfig:
         candidate=_candidate(text) if is_v41 else None,
         hc_mult=text.count("hc_mult"),
         hc_iterations=text.count("hc_sinkhorn_iters"),
-        hc_eps=text.get("hc_eps", float),
+        hc_eps=text.positive("hc_eps"),
         bos_token=top.get("bos_token_id", int),
         eos_token=top.get("eos_token_id", int),
         scale_block=_scale_block(top),
@@ -254,9 +305,9 @@ def _rope_scaling(text: _Keys) -> RopeScaling:
     scaling = text.inner("rope_scaling")
     return RopeScaling(
         kind=scaling.get("rope_type" if "rope_type" in scaling else "type", str),
-        factor=scaling.get("factor", float),
-        beta_fast=scaling.get("beta_fast", float),
-        beta_slow=scaling.get("beta_slow", float),
+        factor=scaling.positive("factor"),
+        beta_fast=scaling.positive("beta_fast"),
+        beta_slow=scaling.positive("beta_slow"),
         original_context=scaling.count("original_max_position_embeddings"),
     )
 
@@ -295,12 +346,16 @@ def _draft(text: _Keys, *, is_v41: bool) -> DraftConfig:
     targets = text.ints("dspark_target_layer_ids")
     # V4-Flash-0731 says one stage but ships three: one per captured target layer
     # (structure digest of the released shards). Its stages reuse the trunk's expert counts.
-    trunk_experts = text.count("n_routed_experts")
-    trunk_used = text.count("num_experts_per_tok")
+    n_stages, experts_key, used_key = len(targets), "n_routed_experts", "num_experts_per_tok"
+    if is_v41:
+        n_stages = text.count("num_nextn_predict_layers", most=MOST_LAYERS)
+        experts_key, used_key = f"dspark_{experts_key}", f"dspark_{used_key}"
+    n_experts = text.count(experts_key, most=MOST_EXPERTS)
+    n_used = text.count(used_key)
     return DraftConfig(
-        n_stages=text.count("num_nextn_predict_layers") if is_v41 else len(targets),
-        n_experts=text.count("dspark_n_routed_experts") if is_v41 else trunk_experts,
-        n_experts_used=text.count("dspark_num_experts_per_tok") if is_v41 else trunk_used,
+        n_stages=n_stages,
+        n_experts=n_experts,
+        n_experts_used=n_used,
         block_size=text.count("dspark_block_size"),
         mask_token=text.get("dspark_noise_token_id", int),
         target_layers=targets,
@@ -311,7 +366,7 @@ def _draft(text: _Keys, *, is_v41: bool) -> DraftConfig:
 def _vision(top: _Keys) -> VisionConfig:
     vision = top.inner("vision_config")
     return VisionConfig(
-        n_layers=vision.count("num_hidden_layers"),
+        n_layers=vision.count("num_hidden_layers", most=MOST_LAYERS),
         hidden=vision.count("hidden_size"),
         ff=vision.count("intermediate_size"),
         patch=vision.count("patch_size"),

@@ -154,7 +154,7 @@ def parse_recipe(content: bytes, path: Path) -> Recipe:
 
 def _toml(content: bytes, path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RecipeError(
             "the recipe is not UTF-8 text",

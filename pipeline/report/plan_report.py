@@ -41,6 +41,12 @@ def _warnings(plan: Plan) -> tuple[str, ...]:
         for shard in plan.shards
         if shard.nbytes > LARGE_FILE_NBYTES
     ]
+    notes += [
+        f"{shard.file_name} exceeds the {plan.shard_nbytes:,} bytes asked for: a layer's three "
+        "stacks stay together."
+        for shard in plan.shards
+        if shard.kind == "experts" and shard.nbytes > plan.shard_nbytes
+    ]
     if len(plan.shards) > MANY_SHARDS:
         notes.append(f"More than {MANY_SHARDS} files: raise output.shard_nbytes in the recipe.")
     return tuple(notes)
@@ -74,7 +80,16 @@ def disk_table(plan: Plan, need: DiskNeed, *, n_threads: int) -> Table:
         "needs",
         (Column("what"), *_SIZES),
         tuple(Row((what, nbytes, nbytes, nbytes)) for what, nbytes in rows),
+        _too_small(need),
     )
+
+
+def _too_small(need: DiskNeed) -> tuple[str, ...]:
+    if need.missing + need.window > need.free:
+        return ("This does not fit on the disk.",)
+    if need.missing + need.fetched > need.free:
+        return ("This fits on the disk only if sources are let go (--keep-source no).",)
+    return ()
 
 
 def _fetching(plan: Plan, need: DiskNeed) -> tuple[tuple[str, int], ...]:

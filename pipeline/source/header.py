@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import SourceError
-from pipeline.files import read_exact, reading
+from pipeline.files import modified_ns, read_exact, reading
 from pipeline.source.json_object import MAX_JSON_NBYTES, parse_json_object, shown
 from pipeline.source.lfs_pointer import HEAD_NBYTES, refuse_lfs_pointer
 from pipeline.source.spec import DTYPE_NBYTES
@@ -45,6 +45,8 @@ class SourceFile:
 
     ``header_nbytes`` counts the length field too, so it is the offset of the first tensor;
     ``header_sha256`` is taken over just those bytes. ``tensors`` are in file order.
+    ``modified_ns`` is when the file was last changed as its header was read; None where its
+    content is known by digest.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class SourceFile:
     header_nbytes: int
     header_sha256: str
     tensors: Mapping[str, SourceTensor]
+    modified_ns: int | None = None
 
 
 def read_source_file(path: Path) -> SourceFile:
@@ -60,6 +63,8 @@ def read_source_file(path: Path) -> SourceFile:
     Raises:
         SourceError: The file is missing, cut, a git-lfs pointer, or breaks a rule of the format.
     """
+    # Before the header: a file that changes while it is read must not look settled.
+    changed = modified_ns(path)
     header, nbytes = _read_header(path)
     entries = parse_json_object(header[_LENGTH_NBYTES:], path, "the safetensors header")
     _check_metadata(entries.pop("__metadata__", None), path)
@@ -72,6 +77,7 @@ def read_source_file(path: Path) -> SourceFile:
         header_nbytes=len(header),
         header_sha256=hashlib.sha256(header).hexdigest(),
         tensors={tensor.name: tensor for tensor in tensors},
+        modified_ns=changed,
     )
 
 

@@ -120,6 +120,19 @@ class SourceReader:
             elif matrix.codec is Codec.BF16:
                 bf16_bound(out.view(np.uint16))
 
+    def check_unchanged(self, matrix: MatrixRef) -> None:
+        """Whether the files of ``matrix`` are still those whose headers were read.
+
+        To be asked after reading and before what was read is kept.
+
+        Raises:
+            SourceError: A file was written to meanwhile.
+        """
+        stored = self._stored(matrix, 0, 0)
+        for rows in (stored.codes, stored.scales):
+            if rows is not None:
+                _check_unchanged(self._fd(rows.file), rows.file)
+
     def forget(self, matrix: MatrixRef, row_begin: int, n_rows: int) -> None:
         """Let the kernel drop these rows from its page cache: they will not be read again."""
         stored = self._stored(matrix, row_begin, n_rows)
@@ -181,13 +194,14 @@ class SourceReader:
 
 
 def _check_unchanged(fd: int, file: SourceFile) -> None:
-    nbytes = os.fstat(fd).st_size
-    if nbytes != file.nbytes:
+    state = os.fstat(fd)
+    modified = state.st_mtime_ns if file.modified_ns is not None else None
+    if (state.st_size, modified) != (file.nbytes, file.modified_ns):
         raise SourceError(
             "the file changed after its header was read",
             file=file.path,
-            expected=f"{file.nbytes:,} bytes",
-            found=f"{nbytes:,} bytes",
+            expected=f"{file.nbytes:,} bytes, last changed at {file.modified_ns} ns",
+            found=f"{state.st_size:,} bytes, last changed at {modified} ns",
             next_step="Leave the checkpoint alone while it is being read, and start again.",
         )
 

@@ -68,7 +68,7 @@ def fill(job, no, *, n_threads=2, events=None, source=None):
         ShardPart(path, header=shard.header, nbytes=shard.nbytes, spec=spec) as part,
     ):
         digests = fill_shard(part, shard, reader, job.quantizer, n_threads=n_threads, events=events)
-        record = job.store.save(spec, shard.nbytes, digests)
+        record = job.store.save(spec, part.part, digests)
         part.publish()
     return record
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import shutil
 import pytest
 
 from pipeline import files
-from pipeline.errors import OutputError, SourceError
+from pipeline.errors import OutputError
 from pipeline.gguf.part import ShardDigests
 from pipeline.model.roles import Role
 from pipeline.plan import Transform
@@ -30,17 +31,41 @@ def store(tmp_path):
 @pytest.fixture
 def whole(store):
     """A store with one whole shard of 100 bytes."""
-    store.save(SPEC, 100, DIGESTS, ERRORS)
-    store.path(SPEC).write_bytes(bytes(100))
+    store.save(SPEC, unnamed(store), DIGESTS, ERRORS)
+    store.part(SPEC).rename(store.path(SPEC))
     return store
+
+
+def unnamed(store, nbytes=100):
+    """A filled part that has not got its name yet."""
+    files.make_folder(store.folder(SPEC))
+    store.part(SPEC).write_bytes(bytes(nbytes))
+    return store.part(SPEC)
 
 
 def test_a_record_comes_back_once_the_shard_is_whole(store):
     assert store.record(SPEC) is None
-    saved = store.save(SPEC, 100, DIGESTS, ERRORS)
+    part = unnamed(store)
+    saved = store.save(SPEC, part, DIGESTS, ERRORS)
     assert store.record(SPEC) is None  # recorded, not yet published
-    store.path(SPEC).write_bytes(bytes(100))
-    assert store.record(SPEC) == saved == ShardRecord(SPEC, 100, "d" * 64, DIGESTS.spans, ERRORS)
+    modified = part.stat().st_mtime_ns
+    part.rename(store.path(SPEC))
+    assert store.record(SPEC) == saved
+    assert saved == ShardRecord(SPEC, 100, modified, "d" * 64, DIGESTS.spans, ERRORS)
+
+
+def test_a_touched_shard_is_whole_again_only_after_hashing(store):
+    part = unnamed(store)
+    digest = hashlib.sha256(part.read_bytes()).hexdigest()
+    store.save(SPEC, part, ShardDigests(digest, {}), ERRORS)
+    part.rename(store.path(SPEC))
+    os.utime(store.path(SPEC), ns=(1, 1))
+    assert store.record(SPEC) is None
+    assert store.revive(SPEC)
+    assert store.record(SPEC).modified_ns == 1
+    store.path(SPEC).write_bytes(bytes(99) + b"x")
+    assert not store.revive(SPEC)
+    assert store.record(SPEC) is None
 
 
 @pytest.mark.parametrize("nbytes", [0, 99, 101])
@@ -54,7 +79,7 @@ BROKEN = {
     "cut": b'{"spec": "',
     "binary": b"\xff\xfe\x00",
     "list": b"[]",
-    "a field more": b'{"spec":"","nbytes":100,"file_sha256":"","tensors":{},"x":1}',
+    "a field more": b'{"spec":"","nbytes":100,"modified_ns":1,"file_sha256":"","tensors":{},"x":1}',
     "a field less": b'{"spec":"","nbytes":100}',
 }
 
@@ -105,7 +130,7 @@ def test_a_record_that_cannot_be_written_is_told_and_the_old_one_stays(whole, mo
             with pytest.raises(
                 OutputError, match=r"No space left.*record\.json|record\.json.*No space"
             ):
-                whole.save(SPEC, 200, DIGESTS)
+                whole.save(SPEC, unnamed(whole, 200), DIGESTS)
         assert whole.record(SPEC) == before
 
 
@@ -170,22 +195,13 @@ class TestShardSpec:
         stamped = stamps(job, shard)
         assert shard_spec(other, stamped, "1") != shard_spec(shard, stamped, "1")
 
-    def test_a_source_file_that_went_away_is_told(self, small_miniature, tmp_path):
-        copy = tmp_path / "copy"
-        shutil.copytree(small_miniature, copy)
-        job = job_of(copy, tmp_path / "out")
-        shards = job.plan.shards
-        victim = copy / job.checkpoint.weight_map["layers.3.ffn.experts.0.w1.weight"]
-        victim.unlink()
-        with pytest.raises(SourceError, match=victim.name):
-            stamps(job, shards[3])
-
 
 def test_a_record_is_plain_json(whole):
     entry = json.loads((whole.folder(SPEC) / "record.json").read_text())
     assert entry == {
         "spec": SPEC,
         "nbytes": 100,
+        "modified_ns": whole.path(SPEC).stat().st_mtime_ns,
         "file_sha256": DIGESTS.file_sha256,
         "tensors": DIGESTS.spans,
         "errors": [

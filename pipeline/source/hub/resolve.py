@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.errors import SourceError
@@ -26,6 +27,7 @@ def resolve(
     access: HubAccess | None = None,
     looks: bool = True,
     clock: Clock = CLOCK,
+    noted: Callable[[str], None] = lambda _: None,
 ) -> tuple[HubSnapshot, str | None]:
     """The snapshot to work with, and one sentence if there is something to tell about it.
 
@@ -39,6 +41,7 @@ def resolve(
         access: How the hub is reached.
         looks: Whether to ask where a recorded branch stands by now.
         clock: Time, for the waits between attempts.
+        noted: Told of each wait in one sentence.
 
     Raises:
         SourceError: The hub refuses or has no such thing, or there is neither connection nor copy.
@@ -49,7 +52,8 @@ def resolve(
     if recorded is not None:
         return recorded, _moved(recorded, address, pinned, access) if looks else None
     try:
-        snapshot = list_snapshot(address, access, Attempts(str(address), _FIRST, clock=clock))
+        attempts = Attempts(str(address), _FIRST, clock=clock, noted=noted)
+        snapshot = list_snapshot(address, access, attempts)
     except UnreachableError as error:
         return _from_cache(address, access, error)
     write_pin(pinned, snapshot)
