@@ -160,7 +160,8 @@ class ShardStore:
         errors: tuple[TensorError, ...] = (),
     ) -> ShardRecord:
         """Record what is known of a shard that was read back whole and is to be named next."""
-        nbytes, modified = files.stamp(unnamed) or (0, 0)
+        # Another worker may have named the same file meanwhile.
+        nbytes, modified = files.stamp(unnamed) or files.stamp(self.path(spec)) or (0, 0)
         record = ShardRecord(spec, nbytes, modified, digests.file_sha256, digests.spans, errors)
         self._write_record(record)
         return record
