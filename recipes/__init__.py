@@ -2,7 +2,7 @@
 
     RunRecipe      checkpoint -> verified GGUF shards, reports, inventory, manifest
     TryLayers      a few layers of the same job, to see what they lose before the rest is fetched
-    PlanRecipe     the same job from headers alone: exact bytes, nothing written but the plan
+    PlanRecipe     the same job from headers alone: exact bytes, nothing written
     CheckEngram    engram row counts and hash keys of a checkpoint or a GGUF
     Relayout       a finished model to the other layout, without requantizing
     VerifyOutput   a finished output, hashed again

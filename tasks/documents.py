@@ -115,8 +115,7 @@ def _source(job: Job) -> dict[str, object]:
     return {
         **job.source.first.names,
         **({"supplement": second.names} if second else {}),
-        "config_sha256": checkpoint.config_sha256,
-        "index_sha256": checkpoint.index_sha256,
+        **job.source.identity,
         "n_tensors": len(checkpoint.weight_map),
     }
 

@@ -77,6 +77,15 @@ class ModelSource:
         """Headers of every source file, as one checkpoint."""
         return self._joined[0]
 
+    @property
+    def identity(self) -> dict[str, object]:
+        """What tells this checkpoint from another: digests of its config and index."""
+        checkpoint = self.checkpoint
+        return {
+            "config_sha256": checkpoint.config_sha256,
+            "index_sha256": checkpoint.index_sha256,
+        }
+
     @cached_property
     def origins(self) -> Mapping[str, Origin]:
         """Where each source file comes from."""

@@ -52,6 +52,23 @@ def refuse_foreign(path: Path, ours: Mapping[str, str]) -> None:
         )
 
 
+def refuse_other_source(folder: Path, identity: Mapping[str, object]) -> None:
+    """Refuse to replace a finished output that came from another checkpoint.
+
+    Raises:
+        OutputError: The manifest in ``folder`` names another source.
+    """
+    said = (read_document(folder / MANIFEST) or {}).get("source")
+    if isinstance(said, dict) and any(said.get(key) != value for key, value in identity.items()):
+        raise OutputError(
+            "the folder holds the output of another checkpoint under the same name",
+            file=folder,
+            expected=identity,
+            found={key: said.get(key) for key in identity},
+            next_step="Choose another --name or --out, or move the folder away.",
+        )
+
+
 def listed_digests(folder: Path) -> dict[str, str]:
     """File name -> sha256 of everything that a finished output lists.
 

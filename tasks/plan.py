@@ -13,6 +13,7 @@ from pipeline.report.budget_page import all_tables
 from pipeline.report.plan_report import disk_table, shard_table
 from pipeline.report.tables import render_text
 from tasks.disk import disk_need, require_disk
+from tasks.naming import refuse_other_source
 from tasks.parameters import JobTask
 from tasks.targets import PrintedTask, SpecTarget
 
@@ -54,6 +55,7 @@ class AcceptPlan(JobTask):
         """Print, check the disk, write."""
         sys.stdout.write(plan_text(self))
         sys.stdout.flush()
+        refuse_other_source(self.job.folder, self.job.source.identity)
         require_disk(self.job, lets_go=self.lets_go)
         document = {
             "schema": 1,

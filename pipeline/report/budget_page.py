@@ -12,7 +12,7 @@ from pipeline.report.budget_report import budget_tables
 from pipeline.report.engram_reads import engram_reads, engram_reads_table
 from pipeline.report.expert_table import expert_table
 from pipeline.report.planner_table import planner_table
-from pipeline.report.tables import Table, render_markdown, render_text
+from pipeline.report.tables import Table, render_markdown
 from pipeline.report.units import both, count
 
 _LAYOUT_READERS = {
@@ -41,11 +41,6 @@ def named_tables(items: Sequence[Item], config: ModelConfig) -> tuple[Table, ...
     if config.engram is None or not reads:
         return tables
     return (*tables, engram_reads_table(reads, config.engram))
-
-
-def budget_text(title: str, tables: Sequence[Table]) -> str:
-    """``tables`` under one another, for a terminal."""
-    return "\n".join([f"{title}\n", *(render_text(table) for table in tables)])
 
 
 def budget_markdown(

@@ -40,8 +40,11 @@ E2M1_VALUES = np.array(
 class BadCodeError(DecodeError):
     """A stored code without a finite value, at ``row`` and ``column`` of the tile."""
 
-    def __init__(self, what: str, row: int, column: int, found: str) -> None:
+    def __init__(
+        self, what: str, row: int, column: int, found: str, *, is_scale: bool = False
+    ) -> None:
         super().__init__(what, found=f"{found} at row {row}, column {column}")
+        self.is_scale = is_scale
         self.row = row
         self.column = column
         self.code = found
@@ -188,6 +191,7 @@ def scale_bound(scales: U8, phase: int, block: tuple[int, int]) -> float:
             max(row * block[0] - phase, 0),
             column * block[1],
             f"scale byte {E8M0_NAN}",
+            is_scale=True,
         )
     return 2.0 ** (largest - _E8M0_BIAS)
 

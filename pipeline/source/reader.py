@@ -231,10 +231,11 @@ def _placed(matrix: MatrixRef, stored: StoredMatrix, row_begin: int) -> Iterator
     try:
         yield
     except BadCodeError as error:
+        bad = stored.scales if error.is_scale and stored.scales else stored.codes
         raise DecodeError(
             error.what,
-            file=stored.codes.file.path,
-            tensor=matrix.weight,
+            file=bad.file.path,
+            tensor=bad.tensor,
             found=f"{error.code} at row {row_begin + error.row:,}, column {error.column:,}",
             next_step="Compare the shard's sha256 with the release; fetch it again if it differs.",
         ) from error

@@ -13,7 +13,7 @@ from pipeline.digest import canonical_json
 from pipeline.model.layout import Layout
 from pipeline.model.roles import Role, SubRole
 from pipeline.report.budget_json import budget_json
-from pipeline.report.budget_page import all_tables, budget_markdown, budget_text, named_tables
+from pipeline.report.budget_page import all_tables, budget_markdown, named_tables
 from pipeline.report.budget_report import budget_tables, read_table, role_table, type_mix
 from pipeline.report.engram_reads import EngramReads, engram_reads, straddle
 from pipeline.report.planner_table import planner_role_of, planner_table
@@ -279,12 +279,6 @@ def test_the_page_names_layout_units_and_what_is_left_out() -> None:
     assert "expert stacks 6 of 384 experts" in page
     assert "![Bytes by role and step](budget.png)" in page
     assert page.count("\n## ") == len(tables)
-
-
-def test_the_text_page_holds_every_table() -> None:
-    tables = budget_tables([plan_budget(Q3)], released_config())
-    page = budget_text("Budget", tables)
-    assert all(f"\n{table.title}\n===" in page for table in tables)
 
 
 def test_json_has_exact_numbers_and_changes() -> None:
