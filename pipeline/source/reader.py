@@ -82,7 +82,7 @@ class SourceReader:
         stored = self._stored(matrix, row_begin, out.shape[0])
         bound = 0.0
         for rows in _steps(out.shape[0], stored.codes.row_nbytes):
-            with _placed(matrix, stored, row_begin + rows.start):
+            with _placed(stored, row_begin + rows.start):
                 bound = max(bound, self._decode(matrix, stored, row_begin + rows.start, out[rows]))
         return bound
 
@@ -100,7 +100,7 @@ class SourceReader:
             begin, n_rows = row_begin + rows.start, out[rows].shape[0]
             codes = self._read(stored.codes, begin, n_rows)
             scales = self._read(stored.scales, begin, n_rows, slot="scales")
-            with _placed(matrix, stored, begin):
+            with _placed(stored, begin):
                 repack_mxfp4(codes, scales, out[rows])
 
     def copy_rows(self, matrix: MatrixRef, row_begin: int, out: U8) -> None:
@@ -114,7 +114,7 @@ class SourceReader:
         assert stored.scales is None
         assert out.shape[1:] == (stored.codes.row_nbytes,)
         self._fill(stored.codes, row_begin, out)
-        with _placed(matrix, stored, row_begin):
+        with _placed(stored, row_begin):
             if matrix.codec is Codec.F32:
                 f32_bound(out.view(np.uint32))
             elif matrix.codec is Codec.BF16:
@@ -226,7 +226,7 @@ def _touched(
 
 
 @contextmanager
-def _placed(matrix: MatrixRef, stored: StoredMatrix, row_begin: int) -> Iterator[None]:
+def _placed(stored: StoredMatrix, row_begin: int) -> Iterator[None]:
     """Give an undecodable code its file, its tensor and its row in the whole matrix."""
     try:
         yield
