@@ -3,6 +3,7 @@
     RunRecipe      checkpoint -> verified GGUF shards, reports, inventory, manifest
     TryLayers      a few layers of the same job, to see what they lose before the rest is fetched
     PlanRecipe     the same job from headers alone: exact bytes, nothing written
+    InspectSource  index, shards and config of a checkpoint held against each other
     CheckEngram    engram row counts and hash keys of a checkpoint or a GGUF
     Relayout       a finished model to the other layout, without requantizing
     VerifyOutput   a finished output, hashed again
@@ -21,9 +22,18 @@ apply_defaults()
 end_children_on_sigterm()
 
 from tasks.engram import CheckEngram  # noqa: E402 - luigi reads its settings when tasks are defined
+from tasks.inspect import InspectSource  # noqa: E402
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402
 from tasks.trial import TryLayers  # noqa: E402
 
-__all__ = ["CheckEngram", "PlanRecipe", "Relayout", "RunRecipe", "TryLayers", "VerifyOutput"]
+__all__ = [
+    "CheckEngram",
+    "InspectSource",
+    "PlanRecipe",
+    "Relayout",
+    "RunRecipe",
+    "TryLayers",
+    "VerifyOutput",
+]

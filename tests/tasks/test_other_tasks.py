@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from pipeline.miniature.hollow import write_headers_only
 from tests.tasks.commands import files_of, luigi, run_recipe
 
 
@@ -17,6 +18,17 @@ def test_plan_prints_exact_bytes_and_writes_nothing(miniature, tmp_path):
     for path in (tmp_path / "out/mini-native-mainline").glob("*.gguf"):
         line = next(x for x in result.stdout.splitlines() if x.startswith(path.name))
         assert f"{path.stat().st_size:,}" in line
+
+
+@pytest.mark.parametrize(
+    ("like", "total"), [("v4.1-flash", "510,286,023,000"), ("v4-flash-0731", "166,878,536,440")]
+)
+def test_inspect_adds_up_the_full_size_models(tmp_path, like, total):
+    write_headers_only(tmp_path / "full", like=like, tokenizer=None)
+    result = luigi("InspectSource", "--source", "full", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "48 shards, all parts agree" in result.stdout
+    assert total in result.stdout
 
 
 @pytest.mark.parametrize("layout", ["mainline", "fork"])
