@@ -35,7 +35,7 @@ def require_disk(job: Job, *, lets_go: bool) -> None:
     """
     need, sources = disk_need(job), job.sources
     here = sum(sources.nbytes(name) for name in sources.fetched() if sources.has(name))
-    coming = need.window if lets_go else need.fetched - here
+    coming = min(need.window, need.fetched - here) if lets_go else need.fetched - here
     wanted = need.missing + coming
     if wanted > need.free:
         let_go = ", or let sources go (--keep-source no)" if coming and not lets_go else ""

@@ -94,7 +94,7 @@ def _too_small(need: DiskNeed) -> tuple[str, ...]:
 
 def _fetching(plan: Plan, need: DiskNeed) -> tuple[tuple[str, int], ...]:
     return (
-        ("disk: source files to be fetched", need.fetched),
+        ("disk: source files from the hub", need.fetched),
         ("disk: peak, sources kept", plan.nbytes + need.fetched),
         ("disk: peak, sources let go (--keep-source no)", plan.nbytes + need.window),
     )
