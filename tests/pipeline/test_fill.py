@@ -229,7 +229,7 @@ def test_a_scale_of_255_stops_the_fill_with_its_place(
         fill(job, EXPERTS)
     message = str(caught.value)
     assert str(path) in message
-    assert "layers.3.ffn.experts.2.w1.weight" in message
+    assert "layers.3.ffn.experts.2.w1.scale" in message
     assert "row 70, column 96" in message
     assert caught.value.__notes__ == ["while making blk.3.ffn_gate_exps.weight as MXFP4"]
     assert not shard_path(job, EXPERTS).exists()

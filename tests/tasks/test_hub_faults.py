@@ -47,6 +47,7 @@ TOLD = (
 )
 
 
+@pytest.mark.slow
 def test_a_storm_of_faults_changes_no_byte(hub, tmp_path, local, small_miniature):
     for fault in STORM:
         hub.fault(fault)

@@ -78,9 +78,8 @@ class TestAPlainRun:
         assert len(hub.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
 def test_a_killed_run_goes_on_and_fetches_nothing_that_is_used_up(hub, tmp_path, local, seed):
     n_gone, after_s = [(1, 0.0), (2, 0.1), (4, 0.3), (6, 0.05), (9, 0.2)][seed]
     told = kill_once(

@@ -9,13 +9,22 @@ from pipeline.miniature.hollow import write_headers_only
 from tests.tasks.commands import files_of, luigi, run_recipe
 
 
-def test_plan_prints_exact_bytes_and_writes_nothing(miniature, tmp_path):
+@pytest.fixture(scope="module")
+def outputs(miniature, tmp_path_factory):
+    """A folder in which the native recipe has run in both layouts."""
+    cwd = tmp_path_factory.mktemp("both layouts")
+    for layout in ("mainline", "fork"):
+        run = luigi(*run_recipe(miniature, "native", "--layout", layout), cwd=cwd)
+        assert run.returncode == 0, run.stderr
+    return cwd / "out"
+
+
+def test_plan_prints_exact_bytes_and_writes_nothing(miniature, outputs, tmp_path):
     words = ("--source", miniature, "--recipe", "native", "--name", "mini")
     result = luigi("PlanRecipe", *words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert list(tmp_path.iterdir()) == []
-    assert luigi(*run_recipe(miniature), cwd=tmp_path).returncode == 0
-    for path in (tmp_path / "out/mini-native-mainline").glob("*.gguf"):
+    for path in (outputs / "mini-native-mainline").glob("*.gguf"):
         line = next(x for x in result.stdout.splitlines() if x.startswith(path.name))
         assert f"{path.stat().st_size:,}" in line
 
@@ -32,13 +41,14 @@ def test_inspect_adds_up_the_full_size_models(tmp_path, like, total):
 
 
 @pytest.mark.parametrize("layout", ["mainline", "fork"])
-def test_check_engram_passes_on_source_and_output(miniature, tmp_path, layout):
-    assert luigi("CheckEngram", "--path", miniature, cwd=tmp_path).returncode == 0
-    run = luigi(*run_recipe(miniature, "native", "--layout", layout), cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    result = luigi("CheckEngram", "--path", f"out/mini-native-{layout}", cwd=tmp_path)
+def test_check_engram_passes_on_an_output(outputs, layout):
+    result = luigi("CheckEngram", "--path", outputs / f"mini-native-{layout}", cwd=outputs)
     assert result.returncode == 0, result.stderr
     assert "WRONG" not in result.stdout
+
+
+def test_check_engram_passes_on_the_source(miniature, tmp_path):
+    assert luigi("CheckEngram", "--path", miniature, cwd=tmp_path).returncode == 0
 
 
 def test_check_engram_fails_on_a_wrong_row_count(miniature, tmp_path):
@@ -53,21 +63,31 @@ def test_check_engram_fails_on_a_wrong_row_count(miniature, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_relayout_gives_what_the_recipe_gives(miniature, tmp_path):
-    for layout in ("mainline", "fork"):
-        run = luigi(*run_recipe(miniature, "native", "--layout", layout), cwd=tmp_path)
-        assert run.returncode == 0, run.stderr
-    out = tmp_path / "out"
-    words = ("--path", out / "mini-native-fork", "--layout", "mainline", "--out", "moved")
+def test_relayout_gives_what_the_recipe_gives(outputs, tmp_path):
+    words = ("--path", outputs / "mini-native-fork", "--layout", "mainline", "--out", "moved")
     result = luigi("Relayout", *words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     made = sorted((tmp_path / "moved").glob("*.gguf"))
-    wanted = sorted((out / "mini-native-mainline").glob("*.gguf"))
-    assert len(made) == len(wanted) == 4
+    wanted = sorted((outputs / "mini-native-mainline").glob("*.gguf"))
+    assert [path.name for path in made] == [path.name for path in wanted]
     for one, other in zip(made[1:], wanted[1:], strict=True):
         assert one.read_bytes() == other.read_bytes()
+    assert luigi("VerifyOutput", "--path", "moved", cwd=tmp_path).returncode == 0
     before = files_of(tmp_path / "moved")
     again = luigi("Relayout", *words, cwd=tmp_path)
     assert again.returncode == 30
     assert "Traceback" not in again.stderr
     assert files_of(tmp_path / "moved") == before
+
+
+def test_relayout_carries_no_damage_on(outputs, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(outputs / "mini-native-fork", folder)
+    shard = sorted(folder.glob("*.gguf"))[-1]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    result = luigi("Relayout", "--path", folder, "--layout", "mainline", cwd=tmp_path)
+    assert result.returncode == 30
+    assert "the bytes differ from their digest" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
