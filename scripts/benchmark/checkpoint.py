@@ -12,14 +12,17 @@ from pipeline.miniature.checkpoint import write_miniature
 from pipeline.miniature.size import MiniatureSize
 from pipeline.report.units import GB
 
-FIXED_NBYTES = 215_000_000
+FIXED_NBYTES = 839_000_000
 """What `sized` cannot change: dense tensors, vision, draft."""
 
 
 def sized(gigabytes: float) -> MiniatureSize:
-    """About that many GB: three quarters of what the fixed tensors leave are trunk experts."""
+    """About that many GB, in experts of the released shape.
+
+    Three quarters of what the fixed tensors leave are trunk experts.
+    """
     least = MiniatureSize(
-        n_layers=6, hidden=2048, expert_ff=1024, n_experts=4, n_draft_experts=2, engram_base=1000
+        n_layers=6, hidden=5120, expert_ff=2304, n_experts=4, n_draft_experts=2, engram_base=1000
     )
     left = max(0.0, gigabytes * GB - FIXED_NBYTES)
     expert_nbytes = 3 * least.hidden * least.expert_ff * 17 // 32 * least.n_layers
