@@ -13,14 +13,17 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType, TracebackType
 
 import luigi.configuration
 import luigi.parameter
 import luigi.task_register
 
+from pipeline.digest import sha256
 from pipeline.errors import QuantmillError
 
 EXIT_ORPHANED = 137
@@ -54,6 +57,8 @@ def apply_defaults() -> None:
         for key, value in entries.items():
             if not config.has_option(section, key):
                 config.set(section, key, value)
+    if not config.has_option("core", "lock_pid_dir"):
+        config.set("core", "lock_pid_dir", str(_lock_folder()))
     if not _names_scheduler(config):
         config.set("core", "local_scheduler", "true")
     if multiprocessing.get_start_method(allow_none=True) is None:
@@ -68,6 +73,16 @@ def shorten_errors() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(known, _ShortErrors) for known in logger.filters):
             logger.addFilter(_ShortErrors())
+
+
+def _lock_folder() -> Path:
+    """Where luigi notes the commands that run: per user and working folder.
+
+    Its own default is one folder for all: the same words in another folder, where they mean other
+    files, would be taken for the same command.
+    """
+    place = f"{os.getuid()} {Path.cwd()}"
+    return Path(tempfile.gettempdir()) / f"luigi-{sha256(place.encode())[:12]}"
 
 
 def _names_scheduler(config: object) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from pipeline.errors import ConfigError
 from pipeline.model.config import ModelConfig
@@ -154,6 +155,7 @@ MAINLINE_GATE = "blk.{n}.engram_gate.weight"
 """Mainline keeps the product of the engram's q and k vectors, in F32."""
 
 
+@lru_cache(maxsize=4)
 def target_tensors(config: ModelConfig, layout: Layout) -> tuple[TargetTensor, ...]:
     """Every tensor of the target file in model order: globals, then layer by layer.
 

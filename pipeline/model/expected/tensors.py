@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from pipeline.digest import canonical_json, sha256
 from pipeline.model.config import ModelConfig
@@ -12,6 +13,7 @@ from pipeline.source.spec import TensorSpec
 _FAMILIES = {"v4.1": v41.tensors, "v4": v4.tensors}
 
 
+@lru_cache(maxsize=4)
 def expected_tensors(config: ModelConfig) -> tuple[TensorSpec, ...]:
     """Name, dtype and shape of every stored tensor of ``config``'s checkpoint, sorted by name.
 
