@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import luigi
 
 from pipeline.budget import budget_of, written_items
-from pipeline.errors import OutputError, PlanError, raise_problems
+from pipeline.errors import OutputError, PlanError, QuantmillError, raise_problems
 from pipeline.fill import (
     Block,
     FillEvents,
@@ -183,8 +183,22 @@ class WriteShard(ShardTask):
     def run(self) -> None:
         """Fill what is missing, read all back, measure its errors, record, publish."""
         shard = self.shard
-        if self.store.revive(self.spec):
-            return
+        if not self._is_whole():
+            try:
+                self._make(shard)
+            except QuantmillError:
+                # Another worker may have finished the same shard meanwhile; its file is as good.
+                if not self._is_whole():
+                    raise
+        self.store.forget_notes(self.spec)
+        sys.stdout.write(written_line(self.job) + "\n")
+        sys.stdout.flush()
+
+    def _is_whole(self) -> bool:
+        """Whether the shard is there, hashed again if somebody touched it."""
+        return self.store.record(self.spec) is not None or self.store.revive(self.spec)
+
+    def _make(self, shard: PlannedShard) -> None:
         blocks = [block for tensor in shard.tensors for block in blocks_of(tensor)]
         checkpoint = self.job.sources.readable()
         with SourceReader(checkpoint) as source, self.part(trusts_journal=False) as part:
@@ -194,9 +208,6 @@ class WriteShard(ShardTask):
             refuse_errors(part, errors)
             self.store.save(self.spec, part.part, digests, errors)
             part.publish()
-        self.store.forget_notes(self.spec)
-        sys.stdout.write(written_line(self.job) + "\n")
-        sys.stdout.flush()
 
     def _fetched(self) -> list[str]:
         sources = self.job.sources

@@ -6,7 +6,8 @@
 
 A killed run goes on at the first block without a journal line (`pipeline.gguf.committer` writes
 them). On reopening, every journaled block is hashed again, so a part that was damaged while nobody
-looked is mended, not trusted. Several processes may fill one part: equal spec means equal bytes.
+looked is mended, not trusted. Several processes may fill one part, since equal spec means equal
+bytes; once one of them has named it the others stop.
 """
 
 from __future__ import annotations
@@ -107,7 +108,18 @@ class ShardPart:
         self._resources.close()
 
     def write(self, content: memoryview, offset: int) -> None:
-        """Put bytes at an absolute offset; safe from any thread."""
+        """Put bytes at an absolute offset; safe from any thread.
+
+        Raises:
+            OutputError: The disk failed, or another worker has finished or dropped the shard: a
+                file that has its final name is not written to, not even with equal bytes.
+        """
+        if not files.is_open_as(self._fd, self.part):
+            raise OutputError(
+                "another worker finished or dropped this shard",
+                file=self.part,
+                next_step="Run the same command again.",
+            )
         files.write_exact(self._fd, content, offset, self.part)
 
     def commit(self, record: BlockRecord) -> None:

@@ -280,15 +280,15 @@ class TestTwoWorkers:
                 assert path.read_bytes() == WHOLE
         assert [entry.name for entry in path.parent.iterdir()] == ["shard.gguf"]
 
-    def test_writing_on_after_the_other_has_published_changes_nothing(self, path):
+    def test_writing_on_after_the_other_has_published_is_refused(self, path):
         with part_of(path) as slow:
             write(slow, [96])
             finish(path)
-            assert path.read_bytes() == WHOLE
-            write(slow, [196, 400])
-            slow.read_back(SPANS, n_threads=1)
-            slow.publish()
+            before = path.stat().st_mtime_ns
+            with pytest.raises(OutputError, match="another worker finished"):
+                write(slow, [196])
         assert path.read_bytes() == WHOLE
+        assert path.stat().st_mtime_ns == before
 
     def test_a_third_workers_unfinished_part_is_never_published(self, path):
         with part_of(path) as slow:
