@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,8 +46,7 @@ def _fallocate(fd: int, nbytes: int) -> None:
 
 
 _HASH_NBYTES = 1 << 20
-_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
-_MAX_CALL_NBYTES = 1 << 30
+MAX_CALL_NBYTES = 1 << 30
 """Linux moves at most 2,147,479,552 bytes a call; half of that is asked for at a time."""
 
 
@@ -77,7 +76,7 @@ def writing(path: Path, *, create: bool = False) -> Iterator[int]:
     try:
         fd = _open(path, flags, 0o644)
     except OSError as error:
-        raise _output_error("cannot open for writing", path, error) from error
+        raise output_error("cannot open for writing", path, error) from error
     try:
         yield fd
     finally:
@@ -93,7 +92,7 @@ def read_exact(fd: int, out: memoryview, offset: int, path: Path) -> None:
     done = 0
     while done < out.nbytes:
         try:
-            n = _preadv(fd, [out[done : done + _MAX_CALL_NBYTES]], offset + done)
+            n = _preadv(fd, [out[done : done + MAX_CALL_NBYTES]], offset + done)
         except OSError as error:
             raise SourceError(
                 "the device refused a read",
@@ -132,9 +131,9 @@ def write_exact(fd: int, content: memoryview, offset: int, path: Path) -> None:
     done = 0
     while done < content.nbytes:
         try:
-            n = _pwrite(fd, content[done : done + _MAX_CALL_NBYTES], offset + done)
+            n = _pwrite(fd, content[done : done + MAX_CALL_NBYTES], offset + done)
         except OSError as error:
-            raise _output_error("cannot write", path, error, offset + done) from error
+            raise output_error("cannot write", path, error, offset + done) from error
         if n <= 0:
             raise OutputError("a write moved no byte", file=path, offset=offset + done)
         done += n
@@ -145,7 +144,7 @@ def append_line(fd: int, line: bytes, path: Path) -> None:
     try:
         n = _write(fd, line)
     except OSError as error:
-        raise _output_error("cannot append", path, error) from error
+        raise output_error("cannot append", path, error) from error
     if n != len(line):
         raise OutputError(
             "a line was appended only in part", file=path, expected=len(line), found=n
@@ -158,7 +157,7 @@ def appending(path: Path) -> Iterator[int]:
     try:
         fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise _output_error("cannot open for appending", path, error) from error
+        raise output_error("cannot open for appending", path, error) from error
     try:
         yield fd
     finally:
@@ -174,7 +173,7 @@ def sync(fd: int, path: Path) -> None:
     try:
         _fdatasync(fd)
     except OSError as error:
-        raise _output_error("cannot make writes durable", path, error) from error
+        raise output_error("cannot make writes durable", path, error) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -192,7 +191,7 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         # Some network file systems cannot sync a folder; the rename itself stands there.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise _output_error("cannot make names durable", folder, error) from error
+            raise output_error("cannot make names durable", folder, error) from error
 
 
 def rename(part: Path, final: Path) -> None:
@@ -200,7 +199,7 @@ def rename(part: Path, final: Path) -> None:
     try:
         _replace(part, final)
     except OSError as error:
-        raise _output_error("cannot rename", final, error) from error
+        raise output_error("cannot rename", final, error) from error
     sync_folder(final.parent)
 
 
@@ -209,7 +208,7 @@ def remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise _output_error("cannot remove", path, error) from error
+        raise output_error("cannot remove", path, error) from error
 
 
 def is_gone(error: BaseException) -> bool:
@@ -225,7 +224,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     make_folder(path.parent)
     part = path.with_name(f".{path.name}.part")
-    with _sole_writing(part) as fd:
+    with sole_writing(part) as fd:
         write_exact(fd, memoryview(content), 0, part)
         # Only now: a twin that has this very file under its final name must not see it empty.
         set_length(fd, len(content), part)
@@ -238,7 +237,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _sole_writing(part: Path) -> Iterator[int]:
+def sole_writing(part: Path) -> Iterator[int]:
     """``part`` open for writing by nobody else; whoever had it before has renamed it away."""
     while True:
         with writing(part, create=True) as fd:
@@ -246,7 +245,7 @@ def _sole_writing(part: Path) -> Iterator[int]:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL):
-                    raise _output_error("cannot lock", part, error) from error
+                    raise output_error("cannot lock", part, error) from error
             if is_open_as(fd, part):
                 yield fd
                 return
@@ -269,7 +268,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _output_error("cannot create the folder", folder, error) from error
+        raise output_error("cannot create the folder", folder, error) from error
 
 
 def allocate(fd: int, nbytes: int, path: Path) -> None:
@@ -284,7 +283,7 @@ def allocate(fd: int, nbytes: int, path: Path) -> None:
         _fallocate(fd, nbytes)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise _output_error("cannot reserve space", path, error) from error
+            raise output_error("cannot reserve space", path, error) from error
         if os.fstat(fd).st_size < nbytes:
             set_length(fd, nbytes, path)
 
@@ -300,101 +299,17 @@ def set_length(fd: int, nbytes: int, path: Path) -> None:
     try:
         _truncate(fd, nbytes)
     except OSError as error:
-        raise _output_error("cannot set the length", path, error) from error
+        raise output_error("cannot set the length", path, error) from error
 
 
-def link_or_copy(existing: Path, name: Path) -> None:
-    """Show ``existing`` under ``name`` too: hard link, else a copy, all or nothing."""
-    make_folder(name.parent)
-    part = name.with_name(f".{name.name}.link")
-    remove(part)
-    try:
-        _link(existing, part)
-        rename(part, name)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise _output_error("cannot link", name, error) from error
-        _copy_whole(existing, name)
-    except OutputError as error:
-        if not (is_gone(error) and name.exists() and name.samefile(existing)):
-            raise
-    # A rename between two names of one file does nothing, not even take the old name away.
-    remove(part)
+def hard_link(existing: Path, name: Path) -> None:
+    """Give ``existing`` a second name; OSError where the file system cannot."""
+    _link(existing, name)
 
 
-def show_as(existing: Path, name: Path) -> None:
-    """Show ``existing`` under ``name`` too without taking more space: hard or symbolic link.
-
-    Only where the file system has neither is it copied.
-    """
-    make_folder(name.parent)
-    part = name.with_name(f".{name.name}.link")
-    remove(part)
-    try:
-        _link(existing, part)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise _output_error("cannot link", name, error) from error
-        try:
-            part.symlink_to(os.path.relpath(existing.absolute(), name.parent.absolute()))
-        except OSError:
-            _copy_whole(existing, name)
-            return
-    rename(part, name)
-    # A rename between two names of one file does nothing, not even take the old name away.
-    remove(part)
-
-
-def _copy_whole(existing: Path, name: Path) -> None:
-    part = name.with_name(f".{name.name}.part")
-    with _sole_writing(part) as fd:
-        nbytes = existing.stat().st_size
-        copy_range(existing, 0, nbytes, part, 0)
-        set_length(fd, nbytes, part)
-        rename(part, name)
-
-
-def copy_range(
-    source: Path,
-    source_offset: int,
-    nbytes: int,
-    target: Path,
-    target_offset: int,
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """Copy bytes between files inside the kernel; file systems that can share extents do so."""
-    with reading(source) as fd_in, writing(target, create=True) as fd_out:
-        done = 0
-        while done < nbytes:
-            n = _copy_some(
-                fd_in,
-                fd_out,
-                (source, source_offset + done),
-                (target, target_offset + done),
-                min(nbytes - done, _MAX_CALL_NBYTES),
-            )
-            done += n
-            if progress:
-                progress(n)
-        sync(fd_out, target)
-
-
-def _copy_some(
-    fd_in: int, fd_out: int, source: tuple[Path, int], target: tuple[Path, int], nbytes: int
-) -> int:
-    try:
-        n = _copy_file_range(fd_in, fd_out, nbytes, source[1], target[1])
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise _output_error("cannot copy", target[0], error, target[1]) from error
-        n = min(nbytes, 1 << 24)
-        chunk = memoryview(bytearray(n))
-        read_exact(fd_in, chunk, source[1], source[0])
-        write_exact(fd_out, chunk, target[1], target[0])
-    if n == 0:
-        raise SourceError("the file ends too early", file=source[0], offset=source[1])
-    return n
+def copy_inside(fd_in: int, fd_out: int, nbytes: int, offset_in: int, offset_out: int) -> int:
+    """Let the kernel copy up to ``nbytes``; OSError where it cannot between these files."""
+    return _copy_file_range(fd_in, fd_out, nbytes, offset_in, offset_out)
 
 
 def forget_cached(fd: int, offset: int, nbytes: int) -> None:
@@ -411,7 +326,8 @@ def free_nbytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _output_error(what: str, path: Path, error: OSError, offset: int | None = None) -> OutputError:
+def output_error(what: str, path: Path, error: OSError, offset: int | None = None) -> OutputError:
+    """What the system refused, as an error with the fitting next step."""
     steps = {
         errno.ENOSPC: "Free some space and run the same command again; finished work is kept.",
         errno.EDQUOT: "Free some quota and run the same command again; finished work is kept.",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline import files
+from pipeline import files, sharing
 from pipeline.errors import OutputError, VerifyError
 from pipeline.plan import Plan
 from tasks.targets import read_document
@@ -32,7 +32,7 @@ def name_shards(folder: Path, plan: Plan, paths: Sequence[Path]) -> None:
         if name.startswith(f"{plan.name}-") and name.endswith(".gguf"):
             files.remove(folder / name)
     for name, path in named.items():
-        files.show_as(path, folder / name)
+        sharing.show_as(path, folder / name)
 
 
 def refuse_foreign(path: Path, ours: Mapping[str, str]) -> None:

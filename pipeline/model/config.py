@@ -6,14 +6,11 @@ V4.1-Flash nests the language model under ``text_config``; V4-Flash-0731 is flat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from pipeline.errors import ConfigError
-
-T = TypeVar("T")
+from pipeline.model.config_keys import ConfigKeys
 
 ARCHITECTURES = {"DeepseekV41ForCausalLM": "v4.1", "DeepseekV4ForCausalLM": "v4"}
 """config.json ``architectures[0]`` -> the model family as this project names it."""
@@ -153,74 +150,6 @@ class ModelConfig:
         return self.compress_ratios[: self.n_layers]
 
 
-class _Keys:
-    """Typed access to one JSON object; every miss names the key by its full path."""
-
-    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
-        self._values = values
-        self._path = path
-
-    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        value = self._values.get(key, default)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if value is None and key not in self._values:
-            raise ConfigError(
-                f"config.json lacks the key {self._path}{key}",
-                expected=kind.__name__,
-                next_step="Use the config.json that was released with these shards.",
-            )
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(
-                f"config.json key {self._path}{key} has the wrong kind of value",
-                expected=kind.__name__,
-                found=repr(value),
-            )
-        return value
-
-    def count(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
-        value = self.get(key, int, default)
-        if not 1 <= value <= most:
-            raise ConfigError(
-                f"config.json key {self._path}{key} is no possible count",
-                expected=f"1 to {most:,}",
-                found=value,
-            )
-        return value
-
-    def positive(self, key: str) -> float:
-        value = self.get(key, float)
-        if not 0 < value < math.inf:
-            raise ConfigError(
-                f"config.json key {self._path}{key} must be a positive number", found=value
-            )
-        return value
-
-    def fixed(self, key: str, expected: object) -> None:
-        value = self._values.get(key, expected)
-        if value != expected:
-            raise ConfigError(
-                f"config.json key {self._path}{key} has a value this project cannot convert",
-                expected=repr(expected),
-                found=repr(value),
-                next_step="Its weights would be read wrong without a word.",
-            )
-
-    def ints(self, key: str) -> tuple[int, ...]:
-        values = self.get(key, list)
-        if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
-            raise ConfigError(
-                f"config.json key {self._path}{key} must be a list of counts", found=repr(values)
-            )
-        return tuple(values)
-
-    def inner(self, key: str) -> _Keys:
-        return _Keys(self.get(key, dict), f"{self._path}{key}.")
-
-    def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
-
-
 def read_config(config: Mapping[str, object]) -> ModelConfig:
     """The architecture that a parsed config.json describes.
 
@@ -228,7 +157,7 @@ def read_config(config: Mapping[str, object]) -> ModelConfig:
         ConfigError: Unknown architecture, missing key, wrong kind of value, or lists whose lengths
             do not fit the number of layers.
     """
-    top = _Keys(config)
+    top = ConfigKeys(config)
     names = top.get("architectures", list)
     family = ARCHITECTURES.get(names[0] if names else "")
     if family is None:
@@ -242,7 +171,7 @@ def read_config(config: Mapping[str, object]) -> ModelConfig:
     return _checked(_model(family, top, text))
 
 
-def _check_fixed(top: _Keys, text: _Keys) -> None:
+def _check_fixed(top: ConfigKeys, text: ConfigKeys) -> None:
     quantization = top.inner("quantization_config")
     for keys, fixed in ((quantization, FIXED), (text, FIXED_TEXT)):
         for key, value in fixed.items():
@@ -251,7 +180,7 @@ def _check_fixed(top: _Keys, text: _Keys) -> None:
     (quantization if "expert_dtype" in quantization else top).fixed("expert_dtype", "fp4")
 
 
-def _model(family: str, top: _Keys, text: _Keys) -> ModelConfig:
+def _model(family: str, top: ConfigKeys, text: ConfigKeys) -> ModelConfig:
     is_v41 = family == "v4.1"
     ratios = text.ints("compress_ratios")
     n_layers = text.count("num_hidden_layers", most=MOST_LAYERS)
@@ -301,7 +230,7 @@ def _model(family: str, top: _Keys, text: _Keys) -> ModelConfig:
     )
 
 
-def _rope_scaling(text: _Keys) -> RopeScaling:
+def _rope_scaling(text: ConfigKeys) -> RopeScaling:
     scaling = text.inner("rope_scaling")
     return RopeScaling(
         kind=scaling.get("rope_type" if "rope_type" in scaling else "type", str),
@@ -312,7 +241,7 @@ def _rope_scaling(text: _Keys) -> RopeScaling:
     )
 
 
-def _scale_block(top: _Keys) -> tuple[int, int]:
+def _scale_block(top: ConfigKeys) -> tuple[int, int]:
     block = top.inner("quantization_config").ints("weight_block_size")
     if len(block) != 2 or min(block) < 1:
         raise ConfigError(
@@ -321,7 +250,7 @@ def _scale_block(top: _Keys) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def _candidate(text: _Keys) -> CandidateConfig:
+def _candidate(text: ConfigKeys) -> CandidateConfig:
     return CandidateConfig(
         source_layer=text.get("candidate_source_layer_id", int),
         block_size=text.count("candidate_block_size"),
@@ -329,7 +258,7 @@ def _candidate(text: _Keys) -> CandidateConfig:
     )
 
 
-def _engram(text: _Keys) -> EngramConfig:
+def _engram(text: ConfigKeys) -> EngramConfig:
     return EngramConfig(
         layers=text.ints("engram_layer_ids"),
         n_rows=text.ints("engram_num_embeddings"),
@@ -342,7 +271,7 @@ def _engram(text: _Keys) -> EngramConfig:
     )
 
 
-def _draft(text: _Keys, *, is_v41: bool) -> DraftConfig:
+def _draft(text: ConfigKeys, *, is_v41: bool) -> DraftConfig:
     targets = text.ints("dspark_target_layer_ids")
     # V4-Flash-0731 says one stage but ships three: one per captured target layer
     # (structure digest of the released shards). Its stages reuse the trunk's expert counts.
@@ -363,7 +292,7 @@ def _draft(text: _Keys, *, is_v41: bool) -> DraftConfig:
     )
 
 
-def _vision(top: _Keys) -> VisionConfig:
+def _vision(top: ConfigKeys) -> VisionConfig:
     vision = top.inner("vision_config")
     return VisionConfig(
         n_layers=vision.count("num_hidden_layers", most=MOST_LAYERS),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline import files
+from pipeline import files, sharing
 from pipeline.errors import OutputError
 from pipeline.gguf.header import ALIGNMENT, TensorInfo, encode_padded_header
 from pipeline.gguf.keys import KeyValue
@@ -209,7 +209,7 @@ def _write(shard: RelaidShard, part: Path, progress: Callable[[int], None]) -> N
                 progress(piece.nbytes)
             offset += _padded(piece.nbytes)
         for span, at in _runs(ranges):
-            files.copy_range(span.path, span.offset, span.nbytes, part, at, progress=progress)
+            sharing.copy_range(span.path, span.offset, span.nbytes, part, at, progress=progress)
         files.sync(fd, part)
 
 
@@ -251,7 +251,7 @@ def _publish(shard: RelaidShard, out: Path) -> None:
     if shard.shared is None:
         files.rename(_part(out, shard), target)
     elif not target.exists():
-        files.link_or_copy(shard.shared, target)
+        sharing.link_or_copy(shard.shared, target)
 
 
 def _padded(nbytes: int) -> int:

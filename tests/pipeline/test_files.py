@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import files
+from pipeline import files, sharing
 from pipeline.errors import OutputError, SourceError
 from tests.pipeline.filling import CHILDREN, Nth, refusing, write_often
 
@@ -41,7 +41,7 @@ class TestReading:
     def test_calls_stay_below_what_linux_moves_at_once(self, tmp_path, monkeypatch):
         path = tmp_path / "file"
         path.write_bytes(bytes(range(100)))
-        monkeypatch.setattr(files, "_MAX_CALL_NBYTES", 7)
+        monkeypatch.setattr(files, "MAX_CALL_NBYTES", 7)
         asked = []
         real = os.preadv
 
@@ -63,7 +63,7 @@ class TestReading:
     def test_a_device_error_is_named_with_its_offset(self, tmp_path, monkeypatch):
         path = tmp_path / "file"
         path.write_bytes(bytes(100))
-        monkeypatch.setattr(files, "_MAX_CALL_NBYTES", 40)
+        monkeypatch.setattr(files, "MAX_CALL_NBYTES", 40)
         Nth(["_preadv"], 2, refusing(errno.EIO)).install(monkeypatch)
         with pytest.raises(SourceError, match=r"refused a read.*offset 40.*Input/output error"):
             files.read_bytes(path)
@@ -130,8 +130,8 @@ class TestWriting:
     def test_no_descriptor_stays_open(self, tmp_path):
         n_open = len(list(Path("/proc/self/fd").iterdir()))
         files.write_whole(tmp_path / "a", b"1")
-        files.link_or_copy(tmp_path / "a", tmp_path / "b")
-        files.copy_range(tmp_path / "a", 0, 1, tmp_path / "c", 0)
+        sharing.link_or_copy(tmp_path / "a", tmp_path / "b")
+        sharing.copy_range(tmp_path / "a", 0, 1, tmp_path / "c", 0)
         files.read_bytes(tmp_path / "c")
         assert len(list(Path("/proc/self/fd").iterdir())) == n_open
 
@@ -249,32 +249,32 @@ class TestLinkOrCopy:
         return tmp_path / "out" / request.param
 
     def test_it_is_the_same_file(self, existing, name):
-        files.link_or_copy(existing, name)
+        sharing.link_or_copy(existing, name)
         assert name.samefile(existing)
         assert names_in(name.parent) == [name.name]
 
     def test_again_leaves_nothing_beside(self, existing, name):
         for _ in range(3):
-            files.link_or_copy(existing, name)
+            sharing.link_or_copy(existing, name)
         assert name.samefile(existing)
         assert names_in(name.parent) == [name.name]
 
     def test_another_file_under_that_name_is_replaced(self, existing, name):
         files.write_whole(name, b"another")
-        files.link_or_copy(existing, name)
+        sharing.link_or_copy(existing, name)
         assert name.samefile(existing)
         assert names_in(name.parent) == [name.name]
 
     def test_what_a_killed_run_left_is_replaced(self, existing, tmp_path):
         files.write_whole(tmp_path / "out" / ".a.link", b"left")
-        files.link_or_copy(existing, tmp_path / "out" / "a")
+        sharing.link_or_copy(existing, tmp_path / "out" / "a")
         assert names_in(tmp_path / "out") == ["a"]
 
     @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
     def test_where_links_cannot_be_made_it_is_a_copy(self, existing, name, monkeypatch, code):
         files.write_whole(name.with_name(f".{name.name}.part"), bytes(99_999))
         Nth(["_link"], 1, refusing(code)).install(monkeypatch)
-        files.link_or_copy(existing, name)
+        sharing.link_or_copy(existing, name)
         assert not name.samefile(existing)
         assert name.read_bytes() == existing.read_bytes()
         assert names_in(name.parent) == [name.name]
@@ -284,12 +284,12 @@ class TestLinkOrCopy:
         Nth(["_link"], 1, refusing(errno.EXDEV)).install(monkeypatch)
         Nth(["_copy_file_range"], 1, refusing(errno.ENOSPC)).install(monkeypatch)
         with pytest.raises(OutputError, match="No space left"):
-            files.link_or_copy(existing, name)
+            sharing.link_or_copy(existing, name)
         assert not name.exists()
 
     def test_a_missing_file_is_named(self, tmp_path):
         with pytest.raises(OutputError, match="cannot link"):
-            files.link_or_copy(tmp_path / "missing", tmp_path / "name")
+            sharing.link_or_copy(tmp_path / "missing", tmp_path / "name")
         assert names_in(tmp_path) == []
 
     def test_a_twin_that_was_faster_is_accepted(self, existing, tmp_path, monkeypatch):
@@ -301,7 +301,7 @@ class TestLinkOrCopy:
             return real(part, final)
 
         monkeypatch.setattr(files, "_replace", overtaken)
-        files.link_or_copy(existing, name)
+        sharing.link_or_copy(existing, name)
         assert name.samefile(existing)
 
 
@@ -320,14 +320,14 @@ class TestCopyRange:
         if code:
             monkeypatch.setattr(files, "_copy_file_range", lambda *_: refusing(code)(None))
         seen = []
-        files.copy_range(source, begin, nbytes, path, at, progress=seen.append)
+        sharing.copy_range(source, begin, nbytes, path, at, progress=seen.append)
         expected = bytes(at if nbytes else 0) + source.read_bytes()[begin : begin + nbytes]
         assert path.read_bytes() == expected
         assert sum(seen) == nbytes
 
     def test_the_rest_of_the_target_stays(self, source, path):
         path.write_bytes(b"x" * 300)
-        files.copy_range(source, 0, 100, path, 100)
+        sharing.copy_range(source, 0, 100, path, 100)
         assert path.read_bytes() == b"x" * 100 + source.read_bytes()[:100] + b"x" * 100
 
     def test_short_copies_are_completed(self, source, tmp_path, monkeypatch):
@@ -335,7 +335,7 @@ class TestCopyRange:
         monkeypatch.setattr(
             files, "_copy_file_range", lambda a, b, n, *at: real(a, b, min(n, 999), *at)
         )
-        files.copy_range(source, 0, 10_000, tmp_path / "copy", 0)
+        sharing.copy_range(source, 0, 10_000, tmp_path / "copy", 0)
         assert (tmp_path / "copy").read_bytes() == source.read_bytes()
 
     @pytest.mark.parametrize("code", [None, errno.EXDEV], ids=["kernel", "by hand"])
@@ -343,7 +343,7 @@ class TestCopyRange:
         if code:
             monkeypatch.setattr(files, "_copy_file_range", lambda *_: refusing(code)(None))
         with pytest.raises(SourceError, match=r"ends too early.*source file"):
-            files.copy_range(source, 9_000, 2_000, tmp_path / "copy", 0)
+            sharing.copy_range(source, 9_000, 2_000, tmp_path / "copy", 0)
 
 
 class TestFolders:
@@ -390,7 +390,7 @@ def test_only_one_writer_at_a_time_holds_a_part(tmp_path):
     def work():
         nonlocal inside, most
         for _ in range(10):
-            with files._sole_writing(tmp_path / "part"):
+            with files.sole_writing(tmp_path / "part"):
                 with lock:
                     inside += 1
                     most = max(most, inside)

@@ -132,7 +132,7 @@ def test_p05_short_reads_and_writes_are_completed(small_miniature, tmp_path, wan
     """Calls cut at random, and none ever moves more than a few kilobytes."""
     seed = random.SystemRandom().randrange(1 << 32)
     say(f"seed {seed}")
-    monkeypatch.setattr(files, "_MAX_CALL_NBYTES", 50_003)
+    monkeypatch.setattr(files, "MAX_CALL_NBYTES", 50_003)
     installed(["_preadv", "_pwrite"], monkeypatch, cut_calls(random.Random(seed)))
     assert run_job(small_miniature, tmp_path / "out").ok
     assert_right(tmp_path / "out", wanted)
