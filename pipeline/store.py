@@ -202,5 +202,10 @@ class ShardStore:
         return tuple(line.strip("\0 ") for line in lines if line.strip("\0 "))
 
     def forget_notes(self, spec: str) -> None:
-        """Drop the notes of a shard that is whole."""
+        """Drop the notes of an earlier process."""
         files.remove(self.folder(spec) / "now")
+
+    def tidy(self, spec: str) -> None:
+        """Drop what was kept of a whole shard only while it was made."""
+        self.forget_notes(spec)
+        files.remove(self.folder(spec) / "shard.gguf.journal")

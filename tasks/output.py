@@ -46,6 +46,8 @@ class RunRecipe(JobTask):
         paths = [self.store.path(spec) for spec in job.shard_specs]
         model = verified(job.plan, paths)
         name_shards(job.folder, job.plan, paths)
+        for spec in job.shard_specs:
+            self.store.tidy(spec)
         for table in write_documents(Finished(job, records, model)):
             sys.stdout.write(render_text(table) + "\n")
         sys.stdout.write(f"{job.folder}: {len(records)} shards, whole and verified\n")

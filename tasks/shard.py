@@ -117,6 +117,7 @@ class ShardTask(JobTask):
         """Write the missing ones of ``blocks``, telling how it goes."""
         quantizer = self.job.quantizer
         quantizer.prepare({block.tensor.type for block in blocks})
+        self.store.forget_notes(self.spec)
         with Progress(title, sum(block.nbytes for block in blocks)) as progress:
 
             def started(slot: int, block: str) -> None:
@@ -190,7 +191,6 @@ class WriteShard(ShardTask):
                 # Another worker may have finished the same shard meanwhile; its file is as good.
                 if not self._is_whole():
                     raise
-        self.store.forget_notes(self.spec)
         sys.stdout.write(written_line(self.job) + "\n")
         sys.stdout.flush()
 
@@ -202,12 +202,30 @@ class WriteShard(ShardTask):
         blocks = [block for tensor in shard.tensors for block in blocks_of(tensor)]
         checkpoint = self.job.sources.readable()
         with SourceReader(checkpoint) as source, self.part(trusts_journal=False) as part:
+            self._require_sources(part, blocks)
             self.fill(part, source, blocks, shard.file_name)
             digests = part.read_back(spans_of(shard), n_threads=self.n_threads)
             errors = self._errors(part, source)
             refuse_errors(part, errors)
             self.store.save(self.spec, part.part, digests, errors)
             part.publish()
+
+    def _require_sources(self, part: ShardPart, blocks: Sequence[Block]) -> None:
+        """Refuse to mend a block whose source was let go since.
+
+        Raises:
+            OutputError: There is such a block; its file is then fetched by the next run.
+        """
+        weight_map, sources = self.job.checkpoint.weight_map, self.job.sources
+        lacking = (block for block in blocks if block.offset not in part.done)
+        for file in {weight_map[block.matrices[0].weight] for block in lacking}:
+            if not sources.has(file):
+                raise OutputError(
+                    "a finished block was damaged after its source file was let go",
+                    file=part.part,
+                    found=f"blocks made of {file}",
+                    next_step="Run the same command again: that file is fetched anew.",
+                )
 
     def _fetched(self) -> list[str]:
         sources = self.job.sources

@@ -107,8 +107,8 @@ def test_notes_of_each_slot_survive_and_are_forgotten(store):
     assert first == "short"
     assert second.startswith("ü" * 100)
     assert third == "blk.2.ffn_up_exps.weight (rows 0-16)"
-    store.forget_notes(SPEC)
-    store.forget_notes(SPEC)
+    store.tidy(SPEC)
+    store.tidy(SPEC)
     assert store.notes(SPEC) == ()
 
 
