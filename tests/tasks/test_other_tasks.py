@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -91,3 +93,10 @@ def test_relayout_carries_no_damage_on(outputs, tmp_path):
     assert result.returncode == 30
     assert "the bytes differ from their digest" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+def test_importing_the_tasks_is_light():
+    """Every command and every task process pays for what this imports."""
+    code = "import sys, recipes; print(sorted({'torch', 'matplotlib', 'sympy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
