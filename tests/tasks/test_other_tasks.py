@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pipeline.miniature.hollow import write_headers_only
+from tasks.clean import unused
 from tests.tasks.commands import files_of, luigi, run_recipe
 
 
@@ -100,3 +101,25 @@ def test_importing_the_tasks_is_light():
     code = "import sys, recipes; print(sorted({'torch', 'matplotlib', 'sympy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_a_trial_fills_some_layers_and_a_full_run_goes_on(miniature, outputs, tmp_path):
+    words = ("--source", miniature, "--recipe", "native", "--name", "mini")
+    trial = luigi("TryLayers", "--layers", "2-3", *words, cwd=tmp_path)
+    assert trial.returncode == 0, trial.stderr
+    assert "measured error by role" in trial.stdout
+    assert not list(tmp_path.rglob("*.gguf"))
+    assert luigi("TryLayers", "--layers", "7-9", *words, cwd=tmp_path).returncode == 35
+    assert luigi("RunRecipe", *words, cwd=tmp_path).returncode == 0
+    for path in (tmp_path / "out/mini-native-mainline").glob("*.gguf"):
+        assert path.read_bytes() == (outputs / "mini-native-mainline" / path.name).read_bytes()
+
+
+def test_clean_names_only_what_no_output_shows(miniature, tmp_path):
+    assert luigi(*run_recipe(miniature), cwd=tmp_path).returncode == 0
+    store = tmp_path / "out" / ".quantmill"
+    assert unused(tmp_path / "out") == []
+    (store / ("0" * 16)).mkdir()
+    assert [folder.name for folder in unused(tmp_path / "out")] == ["0" * 16]
+    shutil.rmtree(tmp_path / "out" / "mini-native-mainline")
+    assert len(unused(tmp_path / "out")) == 5
