@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.errors import QuantmillError
 from pipeline.gguf.committer import outlast_interrupts
 from pipeline.gguf.journal import BlockRecord
-from pipeline.gguf.part import ShardDigests, ShardPart, Span
+from pipeline.gguf.part import ShardPart, Span
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.guard import check_rows
@@ -117,27 +117,9 @@ def blocks_from(shard: PlannedShard, weight_map: Mapping[str, str], file: str) -
                     yield block
 
 
-def fill_shard(
-    part: ShardPart,
-    shard: PlannedShard,
-    source: SourceReader,
-    quantizer: Quantizer,
-    *,
-    n_threads: int,
-    events: FillEvents | None = None,
-) -> ShardDigests:
-    """Write every block of ``shard`` that ``part`` does not hold yet, then read all back.
-
-    The part is not published; its digests are to be recorded first.
-
-    Raises:
-        QuantmillError: A source value cannot be decoded, a quantizer refused a row, or the disk
-            failed. Blocks finished before stay journaled.
-    """
-    blocks = (block for tensor in shard.tensors for block in blocks_of(tensor))
-    quantizer.prepare({tensor.type for tensor in shard.tensors})
-    fill_blocks(part, blocks, source, quantizer, n_threads=n_threads, events=events)
-    return part.read_back(spans_of(shard), n_threads=n_threads)
+def blocks_of_shard(shard: PlannedShard) -> list[Block]:
+    """The row blocks of a whole shard, in file order."""
+    return [block for tensor in shard.tensors for block in blocks_of(tensor)]
 
 
 def spans_of(shard: PlannedShard) -> list[Span]:
@@ -154,10 +136,11 @@ def fill_blocks(
     n_threads: int,
     events: FillEvents | None = None,
 ) -> None:
-    """Write those of ``blocks`` that ``part`` does not hold yet.
+    """Write those of ``blocks`` that ``part`` does not hold yet; ``quantizer`` is prepared.
 
     Raises:
-        QuantmillError: As `fill_shard`.
+        QuantmillError: A source value cannot be decoded, a quantizer refused a row, or the disk
+            failed. Blocks finished before stay journaled.
     """
     events = events or FillEvents()
     filler = _Filler(part, source, quantizer, events)

@@ -23,7 +23,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from pipeline.errors import PlanError
-from pipeline.gguf.header import ALIGNMENT, TensorInfo, encode_padded_header, padded_header_nbytes
+from pipeline.gguf.header import TensorInfo, encode_padded_header, padded, padded_header_nbytes
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, shard_file_name, split_keys
 from pipeline.model.config import ModelConfig
@@ -94,7 +94,7 @@ class PlannedShard:
         if not self.tensors:
             return len(self.header)
         last = self.tensors[-1]
-        return last.offset + _padded(last.nbytes)
+        return last.offset + padded(last.nbytes)
 
     @property
     def data_nbytes(self) -> int:
@@ -241,7 +241,7 @@ def _expert_file_nbytes(members: Sequence[TargetTensor], types: Mapping[str, Ggm
     # Numbers in a header have fixed widths, so any will do for its length.
     infos = [TensorInfo(t.name, t.shape, types[t.name].type_id, 0) for t in members]
     header = padded_header_nbytes(_split_keys(0, 1, 0, "experts"), infos, page=PAGE)
-    return header + sum(_padded(_nbytes(t, types)) for t in members)
+    return header + sum(padded(_nbytes(t, types)) for t in members)
 
 
 def _nbytes(target: TargetTensor, types: Mapping[str, GgmlType]) -> int:
@@ -266,7 +266,7 @@ def _shard(
     members: Sequence[TargetTensor],
     types: Mapping[str, GgmlType],
 ) -> PlannedShard:
-    starts = list(accumulate((_padded(_nbytes(t, types)) for t in members), initial=0))
+    starts = list(accumulate((padded(_nbytes(t, types)) for t in members), initial=0))
     infos = [
         TensorInfo(t.name, tuple(reversed(t.shape)), types[t.name].type_id, start)
         for t, start in zip(members, starts, strict=False)
@@ -289,7 +289,3 @@ def transform_of(target: TargetTensor, ggml_type: GgmlType) -> Transform:
     if codec.name == ggml_type.name:
         return Transform.COPY
     return Transform.ENCODE
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -9,7 +9,7 @@
     VerifyOutput   a finished output, hashed again
 
 From here to a written block: `RunRecipe` requires a `tasks.shard.WriteShard` per shard of the
-`pipeline.plan.Plan`; that hands the shard to `pipeline.fill.fill_shard`, which decodes, quantizes
+`pipeline.plan.Plan`; that hands its blocks to `pipeline.fill.fill_blocks`, which decodes, quantizes
 and writes row blocks through `pipeline.gguf.part.ShardPart`.
 
 Importing this module sets luigi's defaults (see `tasks.runtime`) where the user's luigi.cfg is

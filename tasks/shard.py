@@ -14,7 +14,7 @@ from pipeline.fill import (
     Block,
     FillEvents,
     blocks_from,
-    blocks_of,
+    blocks_of_shard,
     fill_blocks,
     spans_of,
 )
@@ -199,7 +199,7 @@ class WriteShard(ShardTask):
         return self.store.record(self.spec) is not None or self.store.revive(self.spec)
 
     def _make(self, shard: PlannedShard) -> None:
-        blocks = [block for tensor in shard.tensors for block in blocks_of(tensor)]
+        blocks = blocks_of_shard(shard)
         checkpoint = self.job.sources.readable()
         with SourceReader(checkpoint) as source, self.part(trusts_journal=False) as part:
             self._require_sources(part, blocks)

@@ -58,6 +58,11 @@ class TensorInfo:
     offset: int
 
 
+def padded(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """``nbytes`` rounded up to where the next tensor may begin."""
+    return -(-nbytes // alignment) * alignment
+
+
 def encode_header(key_values: Sequence[KeyValue], infos: Sequence[TensorInfo]) -> bytes:
     """The bytes in front of the data region, padded with zeros to the alignment.
 

@@ -24,6 +24,7 @@ from pipeline.gguf.header import (
     MAX_NAME_NBYTES,
     VERSION,
     TensorInfo,
+    padded,
 )
 from pipeline.gguf.keys import KeyValue, ValueType
 from pipeline.quant.types import TYPES_BY_ID, GgmlType
@@ -81,7 +82,7 @@ def read_gguf(path: Path) -> GgufFile:
         key_values = _key_values(cursor, n_keys)
         alignment = _alignment(cursor, key_values)
         infos = [_info(cursor) for _ in range(n_tensors)]
-    data_offset = _padded(cursor.offset, alignment)
+    data_offset = padded(cursor.offset, alignment)
     tensors = tuple(_tensor(path, info, data_offset) for info in infos)
     _check_names(path, tensors)
     _check_layout(path, tensors, data_offset, alignment)
@@ -218,7 +219,7 @@ def _check_layout(
                 found=f"offset {tensor.offset:,}",
                 next_step=_doubt(before),
             )
-        expected = _padded(tensor.offset + tensor.nbytes, alignment)
+        expected = padded(tensor.offset + tensor.nbytes, alignment)
 
 
 def _check_end(
@@ -228,7 +229,7 @@ def _check_end(
     header_end, data_offset, file_nbytes = ends
     last = tensors[-1] if tensors else None
     least = last.offset + last.nbytes if last else header_end
-    most = _padded(least, alignment) if last else data_offset
+    most = padded(least, alignment) if last else data_offset
     if not least <= file_nbytes <= most:
         raise FormatError(
             "the file is cut short" if file_nbytes < least else "bytes follow the last tensor",
@@ -247,7 +248,3 @@ def _doubt(tensor: GgufTensor | None) -> str | None:
         f"{tensor.name} has type id {_AMBIGUOUS_ID} but not the 1 byte a weight of F8_E4M3: "
         "a fork stored another type under this id, which is not read."
     )
-
-
-def _padded(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline import files, sharing
 from pipeline.errors import OutputError
-from pipeline.gguf.header import ALIGNMENT, TensorInfo, encode_padded_header
+from pipeline.gguf.header import TensorInfo, encode_padded_header, padded
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, GgufModel, read_model, split_keys
 from pipeline.gguf.reader import GgufFile
@@ -40,7 +40,7 @@ class RelaidShard:
     @property
     def nbytes(self) -> int:
         """Bytes to write; none for a shared file."""
-        return len(self.header) + sum(_padded(piece.nbytes) for piece in self.pieces)
+        return len(self.header) + sum(padded(piece.nbytes) for piece in self.pieces)
 
 
 def relayout(
@@ -145,7 +145,7 @@ def _relaid(
     infos, start = [], 0
     for piece in ordered:
         infos.append(TensorInfo(piece.name, piece.ne, piece.type.type_id, start))
-        start += _padded(piece.nbytes)
+        start += padded(piece.nbytes)
     header = encode_padded_header(key_values, infos, page=PAGE)
     return RelaidShard(file_name, None, header, tuple(ordered))
 
@@ -207,7 +207,7 @@ def _write(shard: RelaidShard, part: Path, progress: Callable[[int], None]) -> N
             else:
                 files.write_exact(fd, memoryview(_made(piece)), offset, part)
                 progress(piece.nbytes)
-            offset += _padded(piece.nbytes)
+            offset += padded(piece.nbytes)
         for span, at in _runs(ranges):
             sharing.copy_range(span.path, span.offset, span.nbytes, part, at, progress=progress)
         files.sync(fd, part)
@@ -252,7 +252,3 @@ def _publish(shard: RelaidShard, out: Path) -> None:
         files.rename(_part(out, shard), target)
     elif not target.exists():
         sharing.link_or_copy(shard.shared, target)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

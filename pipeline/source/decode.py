@@ -136,17 +136,6 @@ def decode_bf16(words: NDArray[np.uint16], out: F32) -> float:
     return bound
 
 
-def decode_f32(bits: NDArray[np.uint32], out: F32) -> float:
-    """F32 values given as their ``bits`` [r, c]; the bound is exact.
-
-    Raises:
-        BadCodeError: A value is NaN or infinite.
-    """
-    bound = f32_bound(bits)
-    np.copyto(out.view(np.uint32), bits)
-    return bound
-
-
 def bf16_bound(words: NDArray[np.uint16]) -> float:
     """The largest absolute value of finite BF16 ``words`` [r, c].
 

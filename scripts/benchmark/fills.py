@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmark.meter import Meter, Numbers
 from benchmark.metered import MeteredPart, MeteredQuantizer, MeteredReader
 from pipeline import files
-from pipeline.fill import fill_shard
+from pipeline.fill import blocks_of_shard, fill_blocks, spans_of
 from pipeline.plan import PlannedShard
 from tasks.job import Job
 
@@ -32,7 +32,9 @@ def measure_fill(job: Job, shards: Sequence[PlannedShard], n_threads: int) -> Nu
             MeteredReader(job, meter) as source,
             MeteredPart(job.store.path(spec), shard, spec, meter) as part,
         ):
-            fill_shard(part, shard, source, quantizer, n_threads=n_threads)
+            quantizer.prepare({tensor.type for tensor in shard.tensors})
+            fill_blocks(part, blocks_of_shard(shard), source, quantizer, n_threads=n_threads)
+            part.read_back(spans_of(shard), n_threads=n_threads)
             n_read += source.nbytes_read
     return dict(meter.sums) | _sizes(job, shards) | {"nbytes_read": n_read}
 

@@ -8,7 +8,7 @@ import time
 
 from pipeline import files
 from pipeline import fill as fill_module
-from pipeline.fill import FillEvents, fill_shard
+from pipeline.fill import FillEvents, blocks_of_shard, fill_blocks, spans_of
 from pipeline.gguf.header import TensorInfo, encode_padded_header
 from pipeline.gguf.part import ShardPart
 from pipeline.model.targets import TargetTensor
@@ -57,6 +57,14 @@ router = "F32"
 
 def job_of(source, out, recipe="native", layout=""):
     return Job(JobParameters(str(source), str(recipe), str(out), layout))
+
+
+def fill_shard(part, shard, source, quantizer, *, n_threads, events=None):
+    """Fill a whole shard and read it back, as `tasks.shard.WriteShard` does."""
+    quantizer.prepare({tensor.type for tensor in shard.tensors})
+    blocks = blocks_of_shard(shard)
+    fill_blocks(part, blocks, source, quantizer, n_threads=n_threads, events=events)
+    return part.read_back(spans_of(shard), n_threads=n_threads)
 
 
 def fill(job, no, *, n_threads=2, events=None, source=None):

@@ -10,15 +10,9 @@ from pipeline.errors import Problems, SourceError
 from pipeline.source.hub import cache as cache_module
 from pipeline.source.hub.cache import cached_file
 from pipeline.source.hub.checksums import read_checksums, with_checksums
-from tests.pipeline.hub_side import CONTENT, FILES, REPO, SHARD, served, snapshot_of
+from tests.pipeline.hub_side import CONTENT, FILES, REPO, SHARD, snapshot_of
 
 A, B = "a" * 64, "b" * 64
-
-
-@pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture

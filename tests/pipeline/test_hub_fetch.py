@@ -40,17 +40,6 @@ from tests.pipeline.hub_side import (
 )
 
 
-@pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "ein Ordner, größer" / "模型.safetensors"
-
-
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("has_cache", [False, True], ids=["direct", "resolve cache"])
 def test_a_file_comes_whole(hub, tmp_path, target, name, has_cache):

@@ -15,17 +15,11 @@ from pipeline.source.hub.fetch import fetch_file
 from pipeline.source.hub.headers import fetch_headers
 from pipeline.source.hub.remote import HubRemote
 from tests.hub_server import Fault, IgnoredRange, Status
-from tests.pipeline.hub_side import REPO, Timeless, access_to, habits, served, snapshot_of
+from tests.pipeline.hub_side import REPO, Timeless, access_to, habits, snapshot_of
 from tests.pipeline.tiny_shards import write_checkpoint
 
 BIG = "model-00001-of-00002.safetensors"
 SMALL = "model-00002-of-00002.safetensors"
-
-
-@pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from pipeline.source.hub.fetch import fetch_file
 from pipeline.source.hub.remote import HubRemote
 from tests.hub_server import Fault, Stall
@@ -19,7 +17,6 @@ from tests.pipeline.hub_side import (
     access_to,
     habits,
     ranges_asked,
-    served,
     snapshot_of,
 )
 
@@ -38,12 +35,6 @@ habits = FetchHabits(piece_nbytes={PIECE})
 file = snapshot.file({SHARD!r})
 fetch_file(HubRemote(snapshot), file, Path(target), n_connections=2, habits=habits)
 """
-
-
-@pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
 
 
 def finished(journal: Path) -> set[int]:

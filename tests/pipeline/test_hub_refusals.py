@@ -31,17 +31,6 @@ from tests.pipeline.hub_side import (
 )
 
 
-@pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "ein Ordner, größer" / "模型.safetensors"
-
-
 @pytest.mark.parametrize("name", [SHARD, "config.json"])
 def test_wrong_bytes_again_and_again_are_named(hub, tmp_path, target, name):
     hub.fault(Fault(Flip(), name, position=5, times=None))

@@ -15,12 +15,6 @@ from tests.pipeline.hub_side import FILES, MAIN, REPO, SHARD, Timeless, access_t
 
 
 @pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
 def pinned(tmp_path):
     return tmp_path / "ein Ordner" / "pin.json"
 

@@ -26,20 +26,8 @@ from tests.pipeline.hub_side import (
     habits,
     left,
     ranges_asked,
-    served,
     snapshot_of,
 )
-
-
-@pytest.fixture
-def hub(tmp_path):
-    with served(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def target(tmp_path):
-    return tmp_path / "ein Ordner, größer" / "模型.safetensors"
 
 
 def test_bytes_that_the_disk_changed_are_fetched_again_and_no_others(hub, tmp_path, target):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pipeline import verify
-from pipeline.fill import fill_shard
 from pipeline.gguf.keys import text
 from pipeline.gguf.part import ShardPart
 from pipeline.model.layout import Layout
@@ -33,6 +32,7 @@ from pipeline.verify import (
     verify_files,
 )
 from tests.gguf_builder import released_config, small_plan, write_plan
+from tests.pipeline.filling import fill_shard
 from tests.pipeline.tiny_shards import write_checkpoint
 
 RNG = np.random.default_rng(7)
