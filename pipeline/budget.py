@@ -5,6 +5,9 @@
     written   the shards that are whole so far
     final     the finished files, read back from their own headers
 
+A step counts all files of an output, target and draft. Bytes per token are the target's: a draft is
+read once per drafted block, which engines choose.
+
 A step becomes a list of `Item`, one per tensor; everything else is addition. Lines of different
 steps compare because role and sub-role come from one rule on GGUF names.
 """
@@ -18,8 +21,8 @@ from dataclasses import dataclass
 from pipeline.errors import VerifyError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.model.config import ModelConfig
-from pipeline.model.roles import Role, SubRole, role_of, sub_role_of
-from pipeline.model.targets import TargetTensor, carried_names
+from pipeline.model.roles import Role, SubRole
+from pipeline.model.targets.tensor import TargetTensor, carried_names
 from pipeline.plan import Plan, PlannedTensor, per_token_nbytes
 from pipeline.source.spec import DTYPE_NBYTES, TensorSpec
 
@@ -125,7 +128,7 @@ def source_items(
 ) -> list[Item]:
     """The checkpoint's stored tensors; scales have bytes but no parameters.
 
-    What a target file does not carry is the draft (``mtp.*``) or vision.
+    What no file carries is a part of the draft (``mtp.*``) or vision.
     """
     owners = {name: target for target in targets for name in target.source_names}
     return [_source_item(config, spec, owners.get(spec.name)) for spec in specs]
@@ -144,6 +147,8 @@ def _source_item(config: ModelConfig, spec: TensorSpec, owner: TargetTensor | No
 
 
 def _source_per_token(config: ModelConfig, spec: TensorSpec, owner: TargetTensor) -> int:
+    if owner.is_draft:
+        return 0
     if owner.role is Role.ROUTED:
         # Stored expert by expert: on average used/all of each.
         return spec.nbytes * config.n_experts_used // config.n_experts
@@ -153,7 +158,7 @@ def _source_per_token(config: ModelConfig, spec: TensorSpec, owner: TargetTensor
 
 
 def plan_items(plan: Plan) -> list[Item]:
-    """The output's tensors as planned."""
+    """The tensors of one file as planned."""
     return [_planned_item(plan.config, tensor) for tensor in plan.tensors]
 
 
@@ -164,15 +169,18 @@ def written_items(plan: Plan, written: Iterable[int]) -> list[Item]:
 
 
 def _planned_item(config: ModelConfig, tensor: PlannedTensor) -> Item:
-    target = tensor.target
+    return _item(config, tensor.target, tensor.type.name, tensor.nbytes)
+
+
+def _item(config: ModelConfig, target: TargetTensor, type_name: str, nbytes: int) -> Item:
     return Item(
-        tensor.name,
-        target.role,
-        target.sub_role,
-        tensor.type.name,
-        target.n_params,
-        tensor.nbytes,
-        per_token_nbytes(target, tensor.nbytes, config),
+        name=target.name,
+        role=target.role,
+        sub_role=target.sub_role,
+        type=type_name,
+        n_params=target.n_params,
+        nbytes=nbytes,
+        per_token=0 if target.is_draft else per_token_nbytes(target, nbytes, config),
     )
 
 
@@ -192,24 +200,13 @@ def final_items(plan: Plan, model: GgufModel) -> list[Item]:
                 tensor=name,
                 next_step="Make the files again: loaders refuse a tensor too many.",
             )
-        target = targets[name]
-        items.append(
-            Item(
-                name,
-                role_of(name),
-                sub_role_of(name),
-                stored.type.name,
-                target.n_params,
-                stored.nbytes,
-                per_token_nbytes(target, stored.nbytes, plan.config),
-            )
-        )
+        items.append(_item(plan.config, targets[name], stored.type.name, stored.nbytes))
     return items
 
 
 @dataclass(frozen=True, slots=True)
 class NotCarried:
-    """What the target file leaves out of the checkpoint, per role."""
+    """What the files leave out of the checkpoint, per role."""
 
     role: Role
     n_tensors: int
@@ -219,7 +216,7 @@ class NotCarried:
 def not_carried(
     specs: Sequence[TensorSpec], targets: Sequence[TargetTensor]
 ) -> tuple[NotCarried, ...]:
-    """The checkpoint's tensors that no target tensor is made of: draft and vision."""
+    """The checkpoint's tensors that no file carries: draft and vision, whole or in part."""
     carried = carried_names(targets)
     left = [spec for spec in specs if spec.name not in carried]
     parts = {

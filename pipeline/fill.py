@@ -241,6 +241,10 @@ class _Filler:
                 self._source.copy_rows(matrix, begin, out)
             case Transform.REPACK:
                 self._source.repack_rows(matrix, begin, out)
+            case Transform.NARROW:
+                limit = block.tensor.target.id_limit
+                assert limit is not None
+                self._source.narrow_rows(matrix, begin, out, limit=limit)
             case Transform.ENCODE:
                 rows = self._floats(0, len(out), matrix.n_cols)
                 bound = self._source.decode_rows(matrix, begin, rows)

@@ -1,8 +1,8 @@
-"""The plan: every output byte decided from headers alone.
+"""The plan: every output byte of one model file decided from headers alone.
 
-A plan names every tensor of the output with its type, bytes, shard and absolute offset, and holds
-the exact header of every shard. Filling, verifying, reporting and the inventory all read this one
-object, so they cannot disagree.
+A plan is of a target or of a draft. It names every tensor with its type, bytes, shard and absolute
+offset, and holds the exact header of every shard. Filling, verifying, reporting and the inventory
+all read this one object, so they cannot disagree.
 
 Layout of the shards (fixed positions, so that variants of a model share what is equal):
 
@@ -10,6 +10,8 @@ Layout of the shards (fixed positions, so that variants of a model share what is
     2, 3   fork: one engram table each. mainline: the joined table, then the engram's own
            projections and gates
     4 ...  expert stacks in layer order, up to the shard size
+
+A model without engram tables has no shards 2 and 3, a draft is one file.
 
 Both layouts have the same number of shards and the same tensors in the expert shards, which
 therefore are the same files byte for byte.
@@ -27,9 +29,10 @@ from pipeline.gguf.header import TensorInfo, encode_padded_header, padded, padde
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, shard_file_name, split_keys
 from pipeline.model.config import ModelConfig
+from pipeline.model.form import Form
 from pipeline.model.layout import Layout
 from pipeline.model.roles import ReadMode, Role
-from pipeline.model.targets import Combine, TargetTensor
+from pipeline.model.targets.tensor import Combine, TargetTensor
 from pipeline.quant.types import GgmlType
 from pipeline.source.spec import Codec
 
@@ -48,6 +51,8 @@ class Transform(StrEnum):
     """FP4 to MXFP4: the same bits in another order."""
     COPY = "copy"
     """The same bytes."""
+    NARROW = "narrow"
+    """64-bit integers to 32 bits: V4's table of the experts that a token is hashed to."""
     PRODUCT = "product"
     """Decode two matrices, multiply elementwise, encode."""
 
@@ -107,12 +112,17 @@ class Plan:
     """Everything about an output model that can be known before a weight is read."""
 
     name: str
-    layout: Layout
+    form: Form
     config: ModelConfig
     key_values: tuple[KeyValue, ...]
     shards: tuple[PlannedShard, ...]
     shard_nbytes: int
     """Expert shards were to stay below this."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Which engram tensors and keys the file has, where there is a choice."""
+        return self.form.layout
 
     @property
     def tensors(self) -> tuple[PlannedTensor, ...]:
@@ -152,7 +162,7 @@ def per_token_nbytes(target: TargetTensor, nbytes: int, config: ModelConfig) -> 
 def make_plan(
     *,
     name: str,
-    layout: Layout,
+    form: Form,
     config: ModelConfig,
     targets: Sequence[TargetTensor],
     types: Mapping[str, GgmlType],
@@ -163,9 +173,9 @@ def make_plan(
 
     Args:
         name: Stem of the file names.
-        layout: Which engram tensors and keys the file has.
-        config: The model.
-        targets: All tensors of the target file.
+        form: Which loaders the file is for.
+        config: The model; for a draft, the draft as a model of its own.
+        targets: All tensors of the file.
         types: One type per tensor name.
         key_values: Metadata of the first shard, without the split keys.
         shard_nbytes: Expert shards are closed before they grow past this.
@@ -176,7 +186,7 @@ def make_plan(
     missing = [target.name for target in targets if target.name not in types]
     if missing:
         raise PlanError("tensors without a type", tensor=", ".join(missing[:8]))
-    groups = _group(targets, types, shard_nbytes)
+    groups = [("draft", list(targets))] if form.is_draft else _group(targets, types, shard_nbytes)
     count = len(groups)
     shards = []
     for no, (kind, members) in enumerate(groups):
@@ -191,7 +201,7 @@ def make_plan(
                 types=types,
             )
         )
-    return Plan(name, layout, config, tuple(key_values), tuple(shards), shard_nbytes)
+    return Plan(name, form, config, tuple(key_values), tuple(shards), shard_nbytes)
 
 
 def _split_keys(no: int, count: int, n_tensors: int, kind: str) -> tuple[KeyValue, ...]:
@@ -286,6 +296,8 @@ def transform_of(target: TargetTensor, ggml_type: GgmlType) -> Transform:
     codec = target.matrices[0].codec
     if codec is Codec.FP4 and ggml_type.name == "MXFP4":
         return Transform.REPACK
+    if codec is Codec.I64:
+        return Transform.NARROW
     if codec.name == ggml_type.name:
         return Transform.COPY
     return Transform.ENCODE

@@ -190,7 +190,7 @@ def errors_by_role(errors: Iterable[TensorError]) -> tuple[RoleError, ...]:
 
 def limit_of(tensor: PlannedTensor) -> float:
     """The largest relative error that the type and transform of ``tensor`` explain."""
-    is_exact = tensor.transform in (Transform.COPY, Transform.REPACK)
+    is_exact = tensor.transform in (Transform.COPY, Transform.REPACK, Transform.NARROW)
     return 0.0 if is_exact else ERROR_LIMITS.get(tensor.type.name, 0.0)
 
 

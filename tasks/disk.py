@@ -11,7 +11,7 @@ from tasks.job import Job
 def missing_nbytes(job: Job) -> int:
     """Bytes of output still to be written: shards that are neither whole nor preallocated."""
     missing = 0
-    for shard, spec in zip(job.plan.shards, job.shard_specs, strict=True):
+    for shard, spec in zip(job.shards, job.shard_specs, strict=True):
         if job.store.record(spec) is None:
             missing += shard.nbytes - files.allocated_nbytes(job.store.part(spec))
     return missing

@@ -1,4 +1,4 @@
-"""A job: which checkpoint becomes which files by which recipe, and the plan that follows.
+"""A job: which checkpoint becomes which files by which recipe, and the plans that follow.
 
 Every task holds the same few strings and gets the same `Job` from them, so that a task can be
 rebuilt in another process or on another host from its parameters alone.
@@ -7,33 +7,51 @@ rebuilt in another process or on another host from its parameters alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from pipeline.budget import Budget, NotCarried, budget_of, not_carried, plan_items, source_items
+from pipeline.budget import (
+    Budget,
+    Item,
+    NotCarried,
+    budget_of,
+    not_carried,
+    plan_items,
+    source_items,
+    written_items,
+)
 from pipeline.digest import spec_digest
 from pipeline.errors import OutputError
 from pipeline.fill import blocks_from
-from pipeline.gguf.keys import text
+from pipeline.gguf.keys import KeyValue, text
 from pipeline.model.config import ModelConfig
 from pipeline.model.layout import Layout
-from pipeline.model.metadata.target import file_type_id, target_metadata
-from pipeline.model.targets import TargetTensor, target_tensors
-from pipeline.plan import Plan, make_plan
+from pipeline.model.metadata.draft import draft_metadata
+from pipeline.model.metadata.file_type import file_type_id
+from pipeline.model.metadata.target import target_metadata
+from pipeline.model.targets.draft import draft_form, draft_model, draft_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import target_form, target_tensors
+from pipeline.plan import Plan, PlannedShard, make_plan
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import Recipe, load_recipe
+from pipeline.recipe.values import DraftMode
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.store import ShardStore, shard_spec
 from tasks.model_source import ModelSource, SourceParameters
 from tasks.recipe_file import recipe_path
 from tasks.sources import Sources
 
-MODEL_NAMES = {"v4.1": "DeepSeek-V4.1-Flash", "v4": "DeepSeek-V4-Flash"}
+MODEL_NAMES = {"v4.1": "DeepSeek-V4.1-Flash", "v4": "DeepSeek-V4-Flash-0731"}
 """Names of outputs where the user gives none."""
 
+
+_FIRST_STACK = "blk.0.ffn_gate_exps.weight"
+"""The tensor whose type names the file's."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -93,14 +111,13 @@ class Job:
         return self.source.config
 
     @cached_property
-    def targets(self) -> tuple[TargetTensor, ...]:
-        """The tensors of the target file."""
-        return target_tensors(self.config, self.layout)
-
-    @cached_property
     def name(self) -> str:
-        """Stem of the output's file names."""
-        return f"{self.model_name}-{self.recipe.name}-{self.layout}"
+        """Stem of the output's file names; the layout is in it where there is a choice."""
+        stem = f"{self.model_name}-{self.recipe.name}"
+        if self.recipe.draft.mode is DraftMode.ONLY:
+            return stem
+        layout = target_form(self.config, self.layout).layout
+        return f"{stem}-{layout}" if layout else stem
 
     @property
     def model_name(self) -> str:
@@ -119,32 +136,77 @@ class Job:
         return name
 
     @cached_property
-    def plan(self) -> Plan:
-        """The plan of the whole output."""
-        types = resolve_types(self.recipe, self.targets)
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of each file to make: the target, the draft, or both, as the recipe says."""
+        mode = self.recipe.draft.mode
+        planned = () if mode is DraftMode.ONLY else (self._target_plan(),)
+        return planned if mode is DraftMode.DROP else (*planned, self._draft_plan())
+
+    def _target_plan(self) -> Plan:
+        form = target_form(self.config, self.layout)
+        targets = target_tensors(self.config, self.layout)
+        types = resolve_types(self.recipe, targets)
         self.source.require_sound()
-        routed = types["blk.0.ffn_gate_exps.weight"].name
         key_values = target_metadata(
             self.config,
             self.source.tokenizer,
-            self.source.token_map,
-            layout=self.layout,
-            file_type=file_type_id(routed),
+            self.source.token_map if form.layout else None,
+            form=form,
+            file_type=file_type_id(types[_FIRST_STACK].name),
             name=self.model_name,
-            extra=(
-                text("quantmill.recipe", self.recipe.name),
-                text("quantmill.source.config_sha256", self.checkpoint.config_sha256),
-            ),
+            extra=(text("quantmill.recipe", self.recipe.name), self._source_key),
         )
         return make_plan(
             name=self.name,
-            layout=self.layout,
+            form=form,
             config=self.config,
-            targets=self.targets,
+            targets=targets,
             types=types,
             key_values=key_values,
             shard_nbytes=self.recipe.output.shard_nbytes,
         )
+
+    def _draft_plan(self) -> Plan:
+        targets = draft_tensors(self.config)
+        types = resolve_types(self.recipe, targets)
+        self.source.require_sound()
+        # No word of the recipe: recipes that differ in the target only share the draft's file.
+        key_values = draft_metadata(
+            self.config,
+            self.source.tokenizer,
+            file_type=file_type_id(types[_FIRST_STACK].name),
+            name=f"{self.model_name} draft",
+            extra=(self._source_key,),
+        )
+        return make_plan(
+            name=f"{self.name}-draft",
+            form=draft_form(self.config),
+            config=draft_model(self.config),
+            targets=targets,
+            types=types,
+            key_values=key_values,
+            shard_nbytes=self.recipe.output.shard_nbytes,
+        )
+
+    @property
+    def _source_key(self) -> KeyValue:
+        """By which a target and a draft of one checkpoint know each other."""
+        return text("quantmill.source.config_sha256", self.checkpoint.config_sha256)
+
+    @cached_property
+    def shards(self) -> tuple[PlannedShard, ...]:
+        """The files of all plans; a shard of the job is known by its place in this list."""
+        return tuple(shard for plan in self.plans for shard in plan.shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(plan.nbytes for plan in self.plans)
+
+    @cached_property
+    def tensors(self) -> tuple[TargetTensor, ...]:
+        """Every tensor of every file."""
+        return tuple(tensor.target for plan in self.plans for tensor in plan.tensors)
 
     @cached_property
     def files_of_shards(self) -> tuple[tuple[str, ...], ...]:
@@ -152,13 +214,13 @@ class Job:
         weight_map = self.checkpoint.weight_map
         names = (
             {weight_map[name] for tensor in shard.tensors for name in tensor.target.source_names}
-            for shard in self.plan.shards
+            for shard in self.shards
         )
         return tuple(tuple(sorted(files)) for files in names)
 
     @cached_property
     def sources(self) -> Sources:
-        """The source files that the plan reads, and where each comes from."""
+        """The source files that the plans read, and where each comes from."""
         needed = sorted({name for names in self.files_of_shards for name in names})
         return Sources(self.checkpoint, self.source.origins, needed)
 
@@ -168,7 +230,7 @@ class Job:
 
     def is_filled_from(self, no: int, file: str) -> bool:
         """Whether everything that a shard takes from a source file is journaled and measured."""
-        spec, shard = self.shard_specs[no], self.plan.shards[no]
+        spec, shard = self.shard_specs[no], self.shards[no]
         if self.store.record(spec) is not None:
             return True
         if not self.store.has_errors(spec, file):
@@ -192,7 +254,7 @@ class Job:
         version = f"{self.quantizer.name} {self.quantizer.version}"
         return tuple(
             shard_spec(shard, [self.sources.stamp(name) for name in names], version)
-            for shard, names in zip(self.plan.shards, self.files_of_shards, strict=True)
+            for shard, names in zip(self.shards, self.files_of_shards, strict=True)
         )
 
     @property
@@ -212,12 +274,26 @@ class Job:
 
     def budgets(self) -> tuple[Budget, Budget]:
         """The budgets of the source and of the plan."""
-        source = budget_of("source", source_items(self.config, self.source.specs, self.targets))
-        return source, budget_of("plan", plan_items(self.plan))
+        source = budget_of("source", source_items(self.config, self.source.specs, self.tensors))
+        return source, budget_of("plan", self.planned_items())
+
+    def planned_items(self) -> list[Item]:
+        """Every tensor of every file as planned."""
+        return [item for plan in self.plans for item in plan_items(plan)]
+
+    def written_items(self, whole: Iterable[int]) -> list[Item]:
+        """The tensors of those shards of the job that are whole."""
+        numbers, first = set(whole), 0
+        items: list[Item] = []
+        for plan in self.plans:
+            inside = (no - first for no in numbers if 0 <= no - first < len(plan.shards))
+            items += written_items(plan, inside)
+            first += len(plan.shards)
+        return items
 
     def left_out(self) -> tuple[NotCarried, ...]:
-        """What the target file does not carry."""
-        return not_carried(self.source.specs, self.targets)
+        """What no file carries."""
+        return not_carried(self.source.specs, self.tensors)
 
 
 def store_of(out: str) -> ShardStore:

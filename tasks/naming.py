@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline import files, sharing
 from pipeline.errors import OutputError, VerifyError
-from pipeline.plan import Plan
 from tasks.targets import read_document
 
 MANIFEST = "manifest.json"
@@ -17,19 +16,22 @@ SUMS = "SHA256SUMS"
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
 
 
-def name_shards(folder: Path, plan: Plan, paths: Sequence[Path]) -> None:
-    """Show the shards in ``folder`` under their names; drop names that only an older plan had.
+def name_shards(folder: Path, named: Mapping[str, Path]) -> None:
+    """Show stored shards in ``folder`` under their names; drop names that only older plans had.
+
+    Args:
+        folder: The output folder.
+        named: File name -> stored shard, for all files of the output.
 
     Raises:
         OutputError: A file that is not ours stands in the way.
     """
-    named = {shard.file_name: path for shard, path in zip(plan.shards, paths, strict=True)}
     ours = _listed(read_document(folder / MANIFEST) or {})
     for name in named:
         refuse_foreign(folder / name, ours)
     files.remove(folder / MANIFEST)
     for name in sorted(ours.keys() - named.keys()):
-        if name.startswith(f"{plan.name}-") and name.endswith(".gguf"):
+        if name.endswith(".gguf"):
             files.remove(folder / name)
     for name, path in named.items():
         sharing.show_as(path, folder / name)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import luigi
+from pipeline.model.contract.pair import check_pair
 
-from pipeline.errors import VerifyError, raise_problems
+from pipeline.errors import QuantmillError, VerifyError, raise_problems
 from pipeline.gguf.digests import check_digests
 from pipeline.gguf.model_file import GgufModel, read_shards
 from pipeline.model.contract.check import check_contract
@@ -17,7 +18,7 @@ from pipeline.plan import Plan
 from pipeline.report.tables import render_text
 from pipeline.store import ShardRecord
 from pipeline.verify import verify_files
-from tasks.documents import Finished, write_documents
+from tasks.documents import Finished, FinishedFile, write_documents
 from tasks.fetch import ReleaseFile
 from tasks.naming import MANIFEST, listed_digests, name_shards
 from tasks.parameters import JobTask
@@ -42,16 +43,31 @@ class RunRecipe(JobTask):
     def run(self) -> None:
         """Verify the shards, give them their names, write every report, then the manifest."""
         job = self.job
-        records = tuple(self._record(spec) for spec in job.shard_specs)
-        paths = [self.store.path(spec) for spec in job.shard_specs]
-        model = verified(job.plan, paths)
-        name_shards(job.folder, job.plan, paths)
+        finished = self._verified()
+        paths = map(self.store.path, job.shard_specs)
+        name_shards(
+            job.folder, {s.file_name: path for s, path in zip(job.shards, paths, strict=True)}
+        )
         for spec in job.shard_specs:
             self.store.tidy(spec)
-        for table in write_documents(Finished(job, records, model)):
+        for table in write_documents(finished):
             sys.stdout.write(render_text(table) + "\n")
-        sys.stdout.write(f"{job.folder}: {len(records)} shards, whole and verified\n")
+        sys.stdout.write(f"{job.folder}: {len(job.shards)} shards, whole and verified\n")
         sys.stdout.flush()
+
+    def _verified(self) -> Finished:
+        """Every file with its records, once each is sound and they belong together."""
+        specs = iter(self.job.shard_specs)
+        made = []
+        for plan in self.job.plans:
+            own = [next(specs) for _ in plan.shards]
+            records = tuple(map(self._record, own))
+            model = verified(plan, list(map(self.store.path, own)))
+            made.append(FinishedFile(plan, records, model))
+        if len(made) > 1:
+            target, draft = (file.model for file in made)
+            raise_problems(f"draft of {self.job.name}", check_pair(target, draft))
+        return Finished(self.job, tuple(made))
 
     def _record(self, spec: str) -> ShardRecord:
         if self.store.record(spec) is None:
@@ -74,15 +90,19 @@ def verified(plan: Plan, paths: Sequence[Path]) -> GgufModel:
     """
     raise_problems(f"files of {plan.name}", verify_files(plan, paths))
     model = read_shards(paths)
-    problems = [*check_contract(model, plan.layout), *check_gguf_engram(model).problems]
+    problems = [*check_contract(model, plan.form), *_engram_problems(plan, model)]
     raise_problems(f"verification of {plan.name}", problems)
     return model
+
+
+def _engram_problems(plan: Plan, model: GgufModel) -> Sequence[QuantmillError]:
+    return check_gguf_engram(model).problems if plan.config.engram else ()
 
 
 @RunRecipe.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # type: ignore[untyped-decorator]
 def say_nothing_to_do(task: RunRecipe) -> None:
     """A second run says why it does nothing."""
-    n_shards = len(task.job.plan.shards)
+    n_shards = len(task.job.shards)
     sys.stdout.write(
         f"nothing to do: {task.job.folder} is whole ({n_shards} shards, by spec and length; "
         "VerifyOutput hashes them)\n"

@@ -8,7 +8,6 @@ import sys
 import luigi
 
 from pipeline import files
-from pipeline.budget import plan_items
 from pipeline.report.budget_page import all_tables
 from pipeline.report.plan_report import disk_table, shard_table
 from pipeline.report.tables import render_text
@@ -19,12 +18,12 @@ from tasks.targets import PrintedTask, SpecTarget
 
 
 def plan_text(task: JobTask) -> str:
-    """The plan of a task's job for a terminal: budgets, shards, disk, memory."""
+    """The plans of a task's job for a terminal: budgets, shards, disk, memory."""
     job = task.job
     tables = [
-        *all_tables(job.budgets(), job.config, job.left_out(), items=plan_items(job.plan)),
-        shard_table(job.plan),
-        disk_table(job.plan, disk_need(job), n_threads=task.n_threads),
+        *all_tables(job.budgets(), job.config, job.left_out(), items=job.planned_items()),
+        *map(shard_table, job.plans),
+        disk_table(job.nbytes, disk_need(job), n_threads=task.n_threads),
     ]
     return "\n".join(render_text(table) for table in tables)
 
@@ -63,7 +62,7 @@ class AcceptPlan(JobTask):
             "name": self.job.name,
             "shards": [
                 {"file": s.file_name, "nbytes": s.nbytes, "spec": spec}
-                for s, spec in zip(self.job.plan.shards, self.job.shard_specs, strict=True)
+                for s, spec in zip(self.job.shards, self.job.shard_specs, strict=True)
             ],
         }
         files.write_whole(self.output().path, json.dumps(document, indent=1).encode() + b"\n")

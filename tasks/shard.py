@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import luigi
 
-from pipeline.budget import budget_of, written_items
+from pipeline.budget import budget_of
 from pipeline.errors import OutputError, PlanError, QuantmillError, raise_problems
 from pipeline.fill import (
     Block,
@@ -62,11 +62,12 @@ def refuse_errors(part: ShardPart, errors: Sequence[TensorError]) -> None:
 def written_line(job: Job) -> str:
     """The budget of the shards that are whole so far, in one line."""
     whole = [no for no, spec in enumerate(job.shard_specs) if job.store.record(spec)]
-    budget = budget_of("written", written_items(job.plan, whole))
+    budget = budget_of("written", job.written_items(whole))
+    n_planned = sum(plan.data_nbytes for plan in job.plans)
     roles = "; ".join(f"{ROLE_TITLES[line.role]} {line.nbytes:,}" for line in budget.roles)
     return (
-        f"written: {len(whole)} of {len(job.plan.shards)} shards, "
-        f"{budget.nbytes:,} of {job.plan.data_nbytes:,} bytes ({roles})"
+        f"written: {len(whole)} of {len(job.shards)} shards, "
+        f"{budget.nbytes:,} of {n_planned:,} bytes ({roles})"
     )
 
 
@@ -89,7 +90,7 @@ class ShardTask(JobTask):
         Raises:
             PlanError: It is no longer the one this task was made for.
         """
-        shard: PlannedShard = self.job.plan.shards[self.no]
+        shard: PlannedShard = self.job.shards[self.no]
         if self.job.shard_specs[self.no] != self.spec:
             raise PlanError(
                 "the source or the recipe changed since this shard was planned",

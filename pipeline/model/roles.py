@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """The five recipe roles, and the two parts of a checkpoint that are not in the target file."""
+    """The five recipe roles, the draft file, and what no file carries (vision)."""
 
     ROUTED = "routed"
     ENGRAM = "engram"
@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 
 TARGET_ROLES = (Role.ROUTED, Role.ENGRAM, Role.ATTENTION, Role.EMBEDDING, Role.SHARED)
-"""The roles of a target file, each of which a recipe must give a type."""
+"""The roles of a target file, each of which a recipe gives a type. All of a draft is `DRAFT`."""
 
 ROLE_TITLES = {
     Role.ROUTED: "routed experts",
@@ -60,7 +60,12 @@ class SubRole(StrEnum):
     SHARED_GATE = "shared_gate"
     SHARED_UP = "shared_up"
     SHARED_DOWN = "shared_down"
+    DRAFT_INPUT = "draft_input"
+    """Projection of the captured layers, side by side, to the draft's width."""
+    MARKOV = "markov"
+    CONFIDENCE = "confidence"
     DRAFT = "draft"
+    """What of the module no draft file carries: the router bias of image tokens."""
     VISION = "vision"
 
 
@@ -103,6 +108,9 @@ _SUB_ROLE_RULES = (
     (r"ffn_gate_inp|ffn_gate_tid2eid", SubRole.ROUTER),
     (r"^token_embd\.", SubRole.TOKEN_EMBD),
     (r"^output\.", SubRole.OUTPUT),
+    (r"^fc\.", SubRole.DRAFT_INPUT),
+    (r"^markov_w[12]\.", SubRole.MARKOV),
+    (r"^conf_proj\.", SubRole.CONFIDENCE),
 )
 
 _READ_RULES = (

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import QuantmillError, RecipeError, TypeRuleError, raise_problems
-from pipeline.model.roles import Role, SubRole
-from pipeline.model.targets import TargetTensor
+from pipeline.model.roles import ReadMode, Role, SubRole
+from pipeline.model.targets.tensor import TargetTensor
 from pipeline.quant.guard import NEEDS_IMPORTANCE
 from pipeline.quant.types import TYPES, GgmlType, find_type
 from pipeline.recipe.schema import Override, Recipe
@@ -34,20 +34,38 @@ class Choice:
 
 
 def resolve_types(recipe: Recipe, targets: Sequence[TargetTensor]) -> dict[str, GgmlType]:
-    """One type for every tensor of ``targets``.
+    """One type for every tensor of one file: a target, or a draft.
+
+    Overrides, roles and sub-roles speak of the target; a draft, whose blocks have the same names,
+    takes its types from the recipe's draft table.
 
     Raises:
         RecipeError: An override matches nothing, or a type may not be used where it is asked for.
         TypeRuleError: A type's block does not divide the rows of a tensor.
         Problems: Several of these.
     """
-    choices = {target.name: _choose(recipe, target) for target in targets}
+    is_draft = any(target.is_draft for target in targets)
+    if recipe.roles.engram is None and any(t.role is Role.ENGRAM for t in targets):
+        raise RecipeError(
+            f"recipe {recipe.name} gives no type to the engram, and this model has one",
+            expected="roles.engram",
+            next_step="Add it, or take a recipe for V4.1.",
+        )
+    choose = _choose_draft if is_draft else _choose
+    choices = {target.name: choose(recipe, target) for target in targets}
     problems: list[QuantmillError] = [
-        *_unmatched(recipe, choices),
+        *(() if is_draft else _unmatched(recipe, choices)),
         *_grouped(recipe, targets, choices),
     ]
     raise_problems(f"recipe {recipe.name} does not fit the model", problems)
     return {name: choice.type for name, choice in choices.items()}
+
+
+def _choose_draft(recipe: Recipe, target: TargetTensor) -> Choice:
+    if target.only_type is not None:
+        return _unasked(target.only_type)
+    key, name = recipe.draft.type_of(target.sub_role)
+    return Choice(find_type(name), f"draft.{key}")
 
 
 def _choose(recipe: Recipe, target: TargetTensor) -> Choice:
@@ -56,13 +74,17 @@ def _choose(recipe: Recipe, target: TargetTensor) -> Choice:
             return Choice(find_type(override.type), _override_title(number, override))
     named = recipe.sub_roles.type_of(target.sub_role)
     if named is not None:
-        # hc base/scale and attention sinks share a sub-role with matrices but stay F32.
-        mixed = target.f32_only and target.sub_role not in (SubRole.NORM, SubRole.BIAS)
+        # hc base/scale, sinks and the hash routing share a sub-role with matrices but stay so.
+        mixed = target.only_type and target.sub_role not in (SubRole.NORM, SubRole.BIAS)
         if not mixed:
             return Choice(find_type(named), f"sub_roles.{target.sub_role}")
-    if target.f32_only:
-        return Choice(TYPES["F32"], "stays F32")
+    if target.only_type is not None:
+        return _unasked(target.only_type)
     return Choice(find_type(getattr(recipe.roles, target.role)), f"roles.{target.role}")
+
+
+def _unasked(only_type: str) -> Choice:
+    return Choice(TYPES[only_type], f"stays {only_type}")
 
 
 def _override_title(number: int, override: Override) -> str:
@@ -116,15 +138,15 @@ def _broken_rule(recipe: Recipe, target: TargetTensor, ggml_type: GgmlType) -> s
     """The first rule that ``target`` in ``ggml_type`` would break, if any."""
     is_fp4 = target.matrices[0].codec is Codec.FP4
     rules = {
-        "f32_only": target.f32_only and ggml_type.name != "F32",
-        "family": ggml_type.name not in WRITABLE_TYPES,
+        f"only_{target.only_type}": target.only_type not in (None, ggml_type.name),
+        "family": ggml_type.name not in (*WRITABLE_TYPES, target.only_type),
         "importance": ggml_type.name in NEEDS_IMPORTANCE,
         "block": target.n_cols % ggml_type.block != 0,
         "below_bf16": "below_bf16" not in recipe.allow
         and target.sub_role in PROTECTED
         and ggml_type.bpw < 16,
         "larger_than_fp4": "larger_than_fp4" not in recipe.allow
-        and target.role is Role.ROUTED
+        and target.read_mode is ReadMode.SPARSE
         and is_fp4
         and ggml_type.name != "MXFP4"
         and ggml_type.bpw >= FP4_BPW,
@@ -133,7 +155,8 @@ def _broken_rule(recipe: Recipe, target: TargetTensor, ggml_type: GgmlType) -> s
 
 
 _WORDING = {
-    "f32_only": ", but engines accept nothing but F32 here",
+    "only_F32": ", but engines accept nothing but F32 here",
+    "only_I32": ", but engines accept nothing but I32 here",
     "block": ", whose block does not divide the rows",
     "family": ", which this version cannot write",
     "importance": ", which needs an importance matrix, and this version takes none",
@@ -146,9 +169,11 @@ _WORDING = {
 def _next_step(
     recipe: Recipe, rule: str, reason: str, tensors: Sequence[TargetTensor], asked: GgmlType
 ) -> str:
-    if rule == "f32_only":
+    if rule.startswith("only_"):
         is_override = reason.startswith("override")
-        return "Narrow the pattern." if is_override else f"Remove {reason}: they stay F32 unasked."
+        only_type = tensors[0].only_type
+        unasked = f"Remove {reason}: they stay {only_type} unasked."
+        return "Narrow the pattern." if is_override else unasked
     step = f"Types that fit: {', '.join(_fitting(recipe, tensors, asked))}."
     if rule in ALLOWANCES:
         step += f' To have it all the same, add "{rule}" to allow.'

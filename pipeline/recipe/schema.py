@@ -22,6 +22,7 @@ from pipeline.recipe.mistakes import did_you_mean as did_you_mean
 from pipeline.recipe.values import (
     Allowance,
     DraftMode,
+    DraftModeName,
     LayoutName,
     Name,
     Pattern,
@@ -35,10 +36,10 @@ class _Table(BaseModel):
 
 
 class Roles(_Table):
-    """A type for each role of the target file."""
+    """A type for each role of the target file; models without an engram need none for it."""
 
     routed: TypeName
-    engram: TypeName
+    engram: TypeName | None = None
     attention: TypeName
     embedding: TypeName
     shared: TypeName
@@ -85,9 +86,34 @@ class SourceTable(_Table):
 
 
 class DraftTable(_Table):
-    """What becomes of the MTP/DSpark module. The target file never holds it."""
+    """What becomes of the MTP/DSpark module, and the types of its file.
 
-    mode: DraftMode = "drop"
+    The target file never holds it: engines load it from a file of its own (``keep``), and want no
+    tensor too many in the target. ``only`` makes that file and no target, ``drop`` leaves it out.
+    The types that stand here when nothing is said are those of the published draft.
+    """
+
+    mode: DraftModeName = DraftMode.KEEP
+    routed: TypeName = "MXFP4"
+    attention: TypeName = "Q8_0"
+    shared: TypeName = "Q8_0"
+    hyper_connection: TypeName = "F32"
+    router: TypeName = "BF16"
+    draft_input: TypeName = "Q8_0"
+    markov: TypeName = "BF16"
+    confidence: TypeName = "BF16"
+    routed_gate: TypeName | None = None
+    routed_up: TypeName | None = None
+    routed_down: TypeName | None = None
+    shared_gate: TypeName | None = None
+    shared_up: TypeName | None = None
+    shared_down: TypeName | None = None
+
+    def type_of(self, sub_role: SubRole) -> tuple[str, str]:
+        """The key that gives ``sub_role`` its type, and that type."""
+        named = getattr(self, sub_role.value)
+        key = sub_role.value if named else sub_role.value.split("_")[0]
+        return key, named or getattr(self, key)
 
 
 class OutputTable(_Table):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -26,6 +27,16 @@ WRITABLE_TYPES = tuple(
 """The types this version can write, all of them by ggml."""
 
 MIN_SHARD_NBYTES = 1 << 20
+
+
+class DraftMode(StrEnum):
+    """What becomes of the MTP/DSpark module."""
+
+    KEEP = "keep"
+    """A file of its own beside the target."""
+    DROP = "drop"
+    ONLY = "only"
+    """Its file and no target; nothing but its shards is read."""
 
 
 def _known_type(name: str) -> str:
@@ -74,9 +85,10 @@ def _allowance(value: object) -> object:
 
 
 def _draft_mode(value: object) -> object:
-    if value == "drop":
-        return value
-    raise mistake("this version can only leave the draft module out", expected='"drop"')
+    if isinstance(value, str) and value in list(DraftMode):
+        return DraftMode(value)
+    near = did_you_mean(value, DraftMode) if isinstance(value, str) else None
+    raise mistake("no mode of the draft module", expected=one_of(DraftMode), next_step=near)
 
 
 def _shard_size(nbytes: int) -> int:
@@ -103,6 +115,6 @@ TypeName = Annotated[str, AfterValidator(_known_type)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
 LayoutName = Annotated[Layout, BeforeValidator(_layout)]
 Allowance = Annotated[str, BeforeValidator(_allowance)]
-DraftMode = Annotated[Literal["drop"], BeforeValidator(_draft_mode)]
+DraftModeName = Annotated[DraftMode, BeforeValidator(_draft_mode)]
 ShardSize = Annotated[int, AfterValidator(_shard_size)]
 Name = Annotated[str, AfterValidator(_name)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.budget import Budget, Item, Line, NotCarried
 from pipeline.model.config import ModelConfig
-from pipeline.model.roles import ROLE_TITLES
+from pipeline.model.roles import ROLE_TITLES, Role
 from pipeline.report.engram_reads import engram_reads
 from pipeline.report.planner_table import by_planner_role
 
@@ -26,8 +26,9 @@ def budget_json(
         steps: In the order in which they happen.
         config: The model.
         not_carried: What the target file leaves out.
-        items: The target file's tensors, for what is told by name: planner roles, engram reads.
+        items: The tensors of all files, for what is told by name: planner roles, engram reads.
     """
+    items = [item for item in items if item.role is not Role.DRAFT]
     befores = (None, *steps)[: len(steps)]
     return {
         "schema": SCHEMA,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from pipeline.budget import Budget, Item, NotCarried
 from pipeline.model.config import ModelConfig
-from pipeline.model.layout import Layout
-from pipeline.model.roles import ROLE_TITLES
+from pipeline.model.form import V4_DRAFT, V4_TARGET, V41_DRAFT, V41_FORK, V41_MAINLINE
+from pipeline.model.roles import ROLE_TITLES, Role
+from pipeline.plan import Plan
 from pipeline.report.budget_report import budget_tables
 from pipeline.report.engram_reads import engram_reads, engram_reads_table
 from pipeline.report.expert_table import expert_table
@@ -15,9 +16,12 @@ from pipeline.report.planner_table import planner_table
 from pipeline.report.tables import Table, render_markdown
 from pipeline.report.units import both, count
 
-_LAYOUT_READERS = {
-    Layout.MAINLINE: "read by llama.cpp since its deepseek41 support",
-    Layout.FORK: "read by ik_llama.cpp and the V4.1 branches",
+_READERS = {
+    V41_MAINLINE: "read by llama.cpp since its deepseek41 support",
+    V41_FORK: "read by ik_llama.cpp and the V4.1 branches",
+    V4_TARGET: "read by llama.cpp",
+    V41_DRAFT: "a draft, loaded beside the target",
+    V4_DRAFT: "a draft, loaded beside the target",
 }
 
 
@@ -34,6 +38,7 @@ def all_tables(
 
 def named_tables(items: Sequence[Item], config: ModelConfig) -> tuple[Table, ...]:
     """What is told by the names of the target tensors: planner roles, experts, engram reads."""
+    items = [item for item in items if item.role is not Role.DRAFT]
     if not items:
         return ()
     tables = (planner_table(items), expert_table(items, config))
@@ -45,7 +50,7 @@ def named_tables(items: Sequence[Item], config: ModelConfig) -> tuple[Table, ...
 
 def budget_markdown(
     name: str,
-    layout: Layout,
+    plans: Sequence[Plan],
     tables: Sequence[Table],
     not_carried: Sequence[NotCarried] = (),
     *,
@@ -55,14 +60,14 @@ def budget_markdown(
 
     Args:
         name: What the page is about: the output's name.
-        layout: The layout of its files.
+        plans: Its files.
         tables: The sections, in order.
-        not_carried: What the target file leaves out.
+        not_carried: What the files leave out.
         chart: Name of a picture that lies beside the page.
     """
     intro = [
         f"# Byte budget of {name}",
-        f"Layout **{layout.value}**: {_LAYOUT_READERS[layout]}.",
+        "\n".join(f"- `{plan.name}`: **{plan.form}**, {_READERS[plan.form]}." for plan in plans),
         *_left_out(not_carried),
         *([f"![Bytes by role and step]({chart})"] if chart else []),
     ]

@@ -46,7 +46,7 @@ def inventory(
     return {
         "schema": SCHEMA,
         "name": plan.name,
-        "layout": plan.layout.value,
+        "layout": plan.layout.value if plan.layout else None,
         "arch": _architecture(plan),
         "hparams": _hparams(plan.config),
         "source": dict(source or {}),

@@ -31,7 +31,7 @@ def shard_table(plan: Plan) -> Table:
         ("total", None, len(plan.tensors), plan.nbytes, plan.nbytes, plan.nbytes), RowKind.TOTAL
     )
     columns = (Column("file"), Column("holds"), Column("tensors", Format.COUNT), *_SIZES)
-    return Table(f"files ({plan.layout} layout)", columns, (*rows, total), _warnings(plan))
+    return Table(f"files ({plan.form})", columns, (*rows, total), _warnings(plan))
 
 
 def _warnings(plan: Plan) -> tuple[str, ...]:
@@ -66,13 +66,16 @@ class DiskNeed:
     window: int
 
 
-def disk_table(plan: Plan, need: DiskNeed, *, n_threads: int) -> Table:
-    """Disk still needed and free, and the most anonymous memory a run takes."""
+def disk_table(nbytes: int, need: DiskNeed, *, n_threads: int) -> Table:
+    """Disk still needed and free, and the most anonymous memory a run takes.
+
+    ``nbytes`` is the length of all output files.
+    """
     memory = MEMORY_BASE_NBYTES + n_threads * MEMORY_THREAD_NBYTES
     rows = [
-        ("disk: all output files", plan.nbytes),
+        ("disk: all output files", nbytes),
         ("disk: output still to be written", need.missing),
-        *(_fetching(plan, need) if need.fetched else ()),
+        *(_fetching(nbytes, need) if need.fetched else ()),
         ("disk: free", need.free),
         (f"memory: at most, {n_threads} threads", memory),
     ]
@@ -92,9 +95,9 @@ def _too_small(need: DiskNeed) -> tuple[str, ...]:
     return ()
 
 
-def _fetching(plan: Plan, need: DiskNeed) -> tuple[tuple[str, int], ...]:
+def _fetching(nbytes: int, need: DiskNeed) -> tuple[tuple[str, int], ...]:
     return (
         ("disk: source files from the hub", need.fetched),
-        ("disk: peak, sources kept", plan.nbytes + need.fetched),
-        ("disk: peak, sources let go (--keep-source no)", plan.nbytes + need.window),
+        ("disk: peak, sources kept", nbytes + need.fetched),
+        ("disk: peak, sources let go (--keep-source no)", nbytes + need.window),
     )

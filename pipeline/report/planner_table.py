@@ -16,11 +16,12 @@ from pipeline.report.units import both, count
 
 _RULES = (
     (r"token_embd", "token_embd"),
+    (r"output_hc", "hc"),
     (r"output", "head"),
     (r"engram_embd|per_layer_token_embd", "engram_table"),
     (r"engram_", "engram_dense"),
     (r"hc_", "hc"),
-    (r"ffn_gate_inp|exp_probs_b\.", "router"),
+    (r"ffn_gate_inp|ffn_gate_tid2eid|exp_probs_b\.", "router"),
     (r"exp_probs_b_vl", "unused_vl"),
     (r".*_shexp\.weight$", "shexp"),
     (r".*_exps", "routed"),
@@ -32,7 +33,7 @@ _RULES = (
 `per_layer_token_embd` is ours: the planner was written for files with a table per layer.
 """
 
-PLANNER_ROLES = tuple(role for _, role in _RULES)
+PLANNER_ROLES = tuple(dict.fromkeys(role for _, role in _RULES))
 """The planner's roles, in its order."""
 
 

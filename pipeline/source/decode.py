@@ -242,3 +242,28 @@ def _bad_code(
         column,
         f"code 0x{code:0{codes.dtype.itemsize * 2}X}",
     )
+
+
+def narrow_ids(ids: NDArray[np.int64], limit: int, out: NDArray[np.int32]) -> None:
+    """Fill ``out`` [n, k] with ``ids`` [n, k], all below ``limit`` and distinct within a row.
+
+    Raises:
+        BadCodeError: One is not. Engines abort on an id out of range and count a repeated expert
+            twice without a word.
+    """
+    outside = (ids < 0) | (ids >= limit)
+    if outside.any():
+        row, column = (int(at) for at in np.argwhere(outside)[0])
+        raise BadCodeError(f"an id is not below {limit}", row, column, str(ids[row, column]))
+    ordered = np.sort(ids, axis=1)
+    repeated = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
+    if repeated.size:
+        row = int(repeated[0])
+        raise BadCodeError("a row holds an id twice", row, 0, str(ids[row].tolist()))
+    out[...] = ids
+
+
+def float_ids(ids: NDArray[np.int64], out: F32) -> float:
+    """Fill ``out`` with ``ids`` as floats, exact up to 2^24, to compare them; gives their bound."""
+    out[...] = ids
+    return float(np.abs(out).max(initial=0))

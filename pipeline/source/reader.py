@@ -24,6 +24,8 @@ from pipeline.source.decode import (
     decode_fp4,
     decode_fp8,
     f32_bound,
+    float_ids,
+    narrow_ids,
 )
 from pipeline.source.header import SourceFile
 from pipeline.source.repack import repack_mxfp4
@@ -103,8 +105,23 @@ class SourceReader:
             with _placed(stored, begin):
                 repack_mxfp4(codes, scales, out[rows])
 
+    def narrow_rows(self, matrix: MatrixRef, row_begin: int, out: U8, *, limit: int) -> None:
+        """Fill ``out`` [n, n_cols * 4] with rows of an I64 matrix of ids as 32-bit integers.
+
+        Raises:
+            SourceError: The stored tensor does not fit ``matrix``, or a read fails.
+            DecodeError: An id is not below ``limit``, or stands twice in its row.
+        """
+        assert matrix.codec is Codec.I64
+        stored = self._stored(matrix, row_begin, out.shape[0])
+        for rows in _steps(out.shape[0], stored.codes.row_nbytes):
+            begin, n_rows = row_begin + rows.start, out[rows].shape[0]
+            ids = self._read(stored.codes, begin, n_rows).view(np.int64)
+            with _placed(stored, begin):
+                narrow_ids(ids, limit, out[rows].view(np.int32))
+
     def copy_rows(self, matrix: MatrixRef, row_begin: int, out: U8) -> None:
-        """Fill ``out`` [n, row bytes] with rows of an F32, BF16 or I64 matrix as they are stored.
+        """Fill ``out`` [n, row bytes] with rows of an F32 or BF16 matrix as they are stored.
 
         Raises:
             SourceError: The stored tensor does not fit ``matrix``, or a read fails.
@@ -148,7 +165,9 @@ class SourceReader:
         codes = self._read(stored.codes, row_begin, n_rows)
         if matrix.codec is Codec.BF16:
             return decode_bf16(codes.view(np.uint16), out)
-        assert stored.scales is not None, "integers have no float32 form"
+        if matrix.codec is Codec.I64:
+            return float_ids(codes.view(np.int64), out)
+        assert stored.scales is not None
         begin, n_scale_rows = _scale_rows(matrix, row_begin, n_rows)
         scales = self._read(stored.scales, begin, n_scale_rows, slot="scales")
         if matrix.codec is Codec.FP4:

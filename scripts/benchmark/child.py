@@ -30,7 +30,7 @@ def measure(args: argparse.Namespace) -> Numbers:
     if args.what == "rates":
         return measure_rates()
     job = Job(JobParameters(source=args.source, recipe=args.recipe, out=args.out, name="bench"))
-    shards = [shard for shard in job.plan.shards if args.kind in (None, shard.kind)]
+    shards = [shard for shard in job.shards if args.kind in (None, shard.kind)]
     if args.what == "type":
         return measure_type(job, shards, find_type(args.type))
     measures = {"fill": measure_fill, "copy": measure_copy, "kernel": measure_kernel}

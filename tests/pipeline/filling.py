@@ -11,7 +11,7 @@ from pipeline import fill as fill_module
 from pipeline.fill import FillEvents, blocks_of_shard, fill_blocks, spans_of
 from pipeline.gguf.header import TensorInfo, encode_padded_header
 from pipeline.gguf.part import ShardPart
-from pipeline.model.targets import TargetTensor
+from pipeline.model.targets.tensor import TargetTensor
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.quant.types import TYPES
@@ -69,7 +69,7 @@ def fill_shard(part, shard, source, quantizer, *, n_threads, events=None):
 
 def fill(job, no, *, n_threads=2, events=None, source=None):
     """Make shard ``no`` of ``job``; gives its record."""
-    shard, spec = job.plan.shards[no], job.shard_specs[no]
+    shard, spec = job.shards[no], job.shard_specs[no]
     path = job.store.path(spec)
     with (
         source or SourceReader(job.checkpoint) as reader,
@@ -126,7 +126,7 @@ def fill_huge_table(folder, *, n_rows, n_threads):
     """Fill a shard with a table of ``n_rows`` x 256 zeros that lie in a hole; gives bytes read."""
     matrix = MatrixRef(Codec.FP8, "table.weight", "table.scale", n_rows, 256, (1, 32))
     _write_hollow(folder, matrix)
-    target = TargetTensor("blk.1.engram_embd.weight", 1, (n_rows, 256), False, (matrix,))
+    target = TargetTensor("blk.1.engram_embd.weight", 1, (n_rows, 256), None, (matrix,))
     info = TensorInfo(target.name, (256, n_rows), TYPES["TQ1_0"].type_id, 0)
     header = encode_padded_header((), (info,), page=4096)
     planned = PlannedTensor(target, TYPES["TQ1_0"], Transform.ENCODE, 0, len(header))

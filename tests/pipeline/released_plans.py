@@ -11,7 +11,8 @@ from pipeline.gguf.keys import text
 from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.layout import Layout
-from pipeline.model.targets import target_tensors
+from pipeline.model.targets.draft import draft_form, draft_model, draft_tensors
+from pipeline.model.targets.trunk import target_form, target_tensors
 from pipeline.plan import Plan, make_plan
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import load_recipe
@@ -20,23 +21,44 @@ ROOT = Path(__file__).parents[2]
 
 
 @cache
-def released_config() -> ModelConfig:
-    path = ROOT / "tests/data/deepseek-v4.1-flash.config.json"
+def released_config(release: str = "v4.1-flash") -> ModelConfig:
+    path = ROOT / f"tests/data/deepseek-{release}.config.json"
     return read_config(json.loads(path.read_bytes()))
+
+
+def config_for(recipe_name: str) -> ModelConfig:
+    """The model that a shipped recipe is for."""
+    return released_config("v4-flash-0731" if recipe_name.startswith("v4-") else "v4.1-flash")
 
 
 @cache
 def released_plan(recipe_name: str, layout: Layout = Layout.FORK) -> Plan:
     recipe = load_recipe(ROOT / f"recipes/{recipe_name}.toml")
-    config = released_config()
+    config = config_for(recipe_name)
     targets = target_tensors(config, layout)
     return make_plan(
         name=f"model-{recipe_name}",
-        layout=layout,
+        form=target_form(config, layout),
         config=config,
         targets=targets,
         types=resolve_types(recipe, targets),
         key_values=[text("general.architecture", "deepseek41")],
+        shard_nbytes=recipe.output.shard_nbytes,
+    )
+
+
+@cache
+def released_draft_plan(recipe_name: str) -> Plan:
+    recipe = load_recipe(ROOT / f"recipes/{recipe_name}.toml")
+    config = config_for(recipe_name)
+    targets = draft_tensors(config)
+    return make_plan(
+        name=f"model-{recipe_name}-draft",
+        form=draft_form(config),
+        config=draft_model(config),
+        targets=targets,
+        types=resolve_types(recipe, targets),
+        key_values=[text("general.architecture", "dflash")],
         shard_nbytes=recipe.output.shard_nbytes,
     )
 

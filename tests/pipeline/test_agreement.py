@@ -1,14 +1,14 @@
 import dataclasses
 import functools
 import json
+import re
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline.errors import Problems, SourceError
-from pipeline.source.agreement import check_agreement, require_agreement
+from pipeline.source.agreement import check_agreement
 from pipeline.source.checkpoint import Checkpoint, open_checkpoint
 from pipeline.source.header import SourceFile, SourceTensor
 from pipeline.source.scale_block import implied_block, scale_shape
@@ -160,18 +160,15 @@ FAULTS = {
 
 def test_a_whole_checkpoint_agrees(folder):
     assert check_agreement(open_checkpoint(folder), EXPECTED) == []
-    require_agreement(open_checkpoint(folder), EXPECTED)
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS)
 def test_one_fault_gives_one_problem_of_its_own(folder, fault, message):
     fault(folder)
-    checkpoint = open_checkpoint(folder)
-    problems = check_agreement(checkpoint, EXPECTED)
+    problems = check_agreement(open_checkpoint(folder), EXPECTED)
     assert len(problems) == 1, problems
-    with pytest.raises(SourceError, match=message) as caught:
-        require_agreement(checkpoint, EXPECTED)
-    assert caught.value.next_step
+    assert re.search(message, str(problems[0]))
+    assert problems[0].next_step
 
 
 def test_every_rule_has_another_wording(folder):
@@ -201,8 +198,7 @@ def test_a_wrong_config_is_one_problem_per_kind(folder):
 
 def test_two_faults_are_told_together(folder):
     rewrite(THREE, tensors={"hc": None, "norm.weight": ("F32", np.zeros(4))})(folder)
-    with pytest.raises(Problems, match="2 problems"):
-        require_agreement(open_checkpoint(folder), EXPECTED)
+    assert len(check_agreement(open_checkpoint(folder), EXPECTED)) == 2
 
 
 def test_without_an_index_two_shards_with_one_tensor_are_refused(folder):

@@ -28,7 +28,8 @@ from pipeline.gguf.model_file import GgufModel, read_model
 from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.layout import Layout
 from pipeline.model.roles import Role, SubRole
-from pipeline.model.targets import TargetTensor, target_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import target_tensors
 from pipeline.plan import Plan
 from pipeline.source.spec import TensorSpec
 from tests.pipeline.released_plans import plan_budget, released_config, released_plan, source_budget

@@ -272,8 +272,11 @@ def test_text_and_markdown_say_the_same_numbers() -> None:
 def test_the_page_names_layout_units_and_what_is_left_out() -> None:
     plan, (_, left_out) = released_plan(Q3), source_budget()
     tables = budget_tables([plan_budget(Q3)], plan.config, left_out)
-    page = budget_markdown(plan.name, plan.layout, tables, left_out, chart="budget.png")
-    assert page.startswith("# Byte budget of model-published-q3_k_m\n\nLayout **fork**: read by ik")
+    page = budget_markdown(plan.name, [plan], tables, left_out, chart="budget.png")
+    name = "model-published-q3_k_m"
+    assert page.startswith(
+        f"# Byte budget of {name}\n\n- `{name}`: **deepseek41 fork**, read by ik"
+    )
     assert "- draft (MTP): 2,401 tensors, 7,932,874,632 bytes = 7.933 GB (7.388 GiB)\n" in page
     assert "GB = 1,000,000,000 bytes, GiB = 1,073,741,824 bytes." in page
     assert "expert stacks 6 of 384 experts" in page

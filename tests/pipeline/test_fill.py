@@ -62,7 +62,7 @@ def job(make_job):
 def digests(small_miniature, tmp_path_factory):
     """sha256 of every shard of the native recipe, from one undisturbed run."""
     whole = job_of(small_miniature, tmp_path_factory.mktemp("undisturbed"))
-    return [fill(whole, no).file_sha256 for no in range(len(whole.plan.shards))]
+    return [fill(whole, no).file_sha256 for no in range(len(whole.shards))]
 
 
 def small_blocks(monkeypatch, nbytes=20_000, weights=1 << 12):
@@ -77,7 +77,7 @@ def test_every_tensor_equals_what_whole_tensor_tools_make_of_it(make_job, recipe
     job = make_job(recipe, layout)
     oracle = Oracle(job.checkpoint)
     for no in range(4) if layout == "mainline" else (1, 2):
-        shard = job.plan.shards[no]
+        shard = job.shards[no]
         fill(job, no)
         stored = {t.name: t for t in gguf.GGUFReader(shard_path(job, no)).tensors}
         assert list(stored) == [tensor.name for tensor in shard.tensors]
@@ -86,7 +86,7 @@ def test_every_tensor_equals_what_whole_tensor_tools_make_of_it(make_job, recipe
 
 
 def test_the_recipes_above_need_every_transform_and_type(make_job):
-    tensors = [t for recipe, layout in VARIANTS for t in make_job(recipe, layout).plan.tensors]
+    tensors = [t for recipe, layout in VARIANTS for t in make_job(recipe, layout).plans[0].tensors]
     kinds = {(t.transform.value, t.target.matrices[0].codec.value, t.type.name) for t in tensors}
     assert kinds >= {
         ("repack", "fp4", "MXFP4"),
@@ -106,7 +106,7 @@ def test_repacked_experts_decode_to_the_stored_values_bit_for_bit(job):
     oracle = Oracle(job.checkpoint)
     fill(job, EXPERTS)
     for stored in gguf.GGUFReader(shard_path(job, EXPERTS)).tensors:
-        tensor = next(t for t in job.plan.tensors if t.name == stored.name)
+        tensor = next(t for t in job.plans[0].tensors if t.name == stored.name)
         values = dequantize(stored.data, stored.tensor_type).reshape(-1, tensor.target.n_cols)
         expected = oracle.values(tensor)
         # gguf-py gives code 8 as +0, the source as -0.
@@ -118,7 +118,7 @@ def test_the_joined_table_is_both_tables_in_layer_order(job):
     fill(job, ENGRAM)
     (stored,) = gguf.GGUFReader(shard_path(job, ENGRAM)).tensors
     oracle = Oracle(job.checkpoint)
-    rows = [oracle.decoded(matrix) for matrix in job.plan.shards[ENGRAM].tensors[0].target.matrices]
+    rows = [oracle.decoded(matrix) for matrix in job.shards[ENGRAM].tensors[0].target.matrices]
     assert len(rows) == 2
     assert stored.shape.tolist() == [256, sum(len(table) for table in rows)]
     found = dequantize(stored.data, stored.tensor_type)
@@ -162,7 +162,7 @@ def test_each_carried_byte_is_read_once_and_each_output_byte_written_once(job, m
 
     monkeypatch.setattr(files, "_pwrite", pwrite)
     specs = {spec.name: spec for spec in job.source.specs}
-    for no, shard in enumerate(job.plan.shards):
+    for no, shard in enumerate(job.shards):
         written.clear()
         source = SourceReader(job.checkpoint)
         fill(job, no, source=source)
@@ -177,7 +177,7 @@ def test_each_carried_byte_is_read_once_and_each_output_byte_written_once(job, m
 
 def test_blocks_cover_a_tensor_and_cut_no_scale_block(make_job, monkeypatch):
     small_blocks(monkeypatch)
-    for tensor in make_job("mixed").plan.tensors:
+    for tensor in make_job("mixed").plans[0].tensors:
         position = tensor.offset
         for block in blocks_of(tensor):
             matrix = block.matrices[0]
@@ -196,7 +196,7 @@ def test_progress_counts_every_byte_once(job):
             seen.append(n)
 
     fill(job, DENSE, events=FillEvents(advanced=advanced))
-    assert sum(seen) == job.plan.shards[DENSE].data_nbytes
+    assert sum(seen) == job.shards[DENSE].data_nbytes
 
 
 def damaged(small_miniature, tmp_path, edit):
@@ -324,7 +324,7 @@ def test_a_disk_that_cannot_sync_ends_the_fill_at_once(job, digests, monkeypatch
         Nth(["_fdatasync"], 2, refusing(errno.EIO)).install(patch)
         with pytest.raises(OutputError, match=r"cannot make writes durable.*shard\.gguf\.part"):
             fill(job, EXPERTS, events=events)
-    n_blocks = sum(1 for t in job.plan.shards[EXPERTS].tensors for _ in blocks_of(t))
+    n_blocks = sum(1 for t in job.shards[EXPERTS].tensors for _ in blocks_of(t))
     assert len(started) < n_blocks / 2
     assert read_journal(journal_path(job, EXPERTS), job.shard_specs[EXPERTS]) == {}
     assert fill(job, EXPERTS).file_sha256 == digests[EXPERTS]
@@ -351,7 +351,7 @@ def test_calls_that_move_one_byte_are_completed(job, digests, monkeypatch, seam)
 
 def test_a_file_size_limit_is_told_and_finished_blocks_stay(job, digests):
     """In a process of its own: a short write comes first, then EFBIG."""
-    shard = job.plan.shards[EXPERTS]
+    shard = job.shards[EXPERTS]
     part = part_path(job, EXPERTS)
     part.parent.mkdir(parents=True)
     with part.open("wb") as opened:
@@ -423,7 +423,7 @@ def test_ctrl_c_stops_within_a_block_and_leaves_a_part_that_resumes(job, digests
         told = process.stdout.read()
         assert told.endswith(b"stopped")
         assert told.count(b".") < 10
-    assert part_path(job, EXPERTS).stat().st_size == job.plan.shards[EXPERTS].nbytes
+    assert part_path(job, EXPERTS).stat().st_size == job.shards[EXPERTS].nbytes
     assert fill(job, EXPERTS).file_sha256 == digests[EXPERTS]
 
 

@@ -83,7 +83,7 @@ def test_forty_kills_change_no_byte_and_cost_no_finished_block(
 ):
     block_nbytes, n_kills = 2_720, 40
     monkeypatch.setattr(fill_module, "BLOCK_NBYTES", block_nbytes)
-    offsets = {str(b): b.offset for t in job.plan.shards[ENGRAM].tensors for b in blocks_of(t)}
+    offsets = {str(b): b.offset for t in job.shards[ENGRAM].tensors for b in blocks_of(t)}
     rng, log = random.Random(seed), tmp_path / "log"
     n_begun, n_resumed = 0, 0
     with Watch(shard_path(job, ENGRAM), digest) as watch:

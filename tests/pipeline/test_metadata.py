@@ -16,8 +16,10 @@ from pipeline.errors import ConfigError, FormatError, QuantmillError, SourceErro
 from pipeline.gguf.keys import KeyValue, ValueType, text, u32
 from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.layout import Layout
-from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
-from pipeline.model.metadata.target import file_type_id, required_keys, target_metadata
+from pipeline.model.metadata.file_type import file_type_id
+from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS, required_keys
+from pipeline.model.metadata.target import target_metadata
+from pipeline.model.targets.trunk import target_form
 from pipeline.model.tokens.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -161,7 +163,7 @@ def metadata(
         model or config(),
         vocabulary or tokenizer(),
         token_map() if mapped is None else mapped,
-        layout=layout,
+        form=target_form(model or config(), layout),
         file_type=file_type_id("Q3_K"),
         name="DeepSeek V4.1 Flash",
         extra=extra,

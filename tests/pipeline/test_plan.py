@@ -22,9 +22,11 @@ from pipeline.gguf.reader import GgufFile, read_gguf
 from pipeline.miniature.checkpoint import miniature_blueprint
 from pipeline.miniature.size import MiniatureSize
 from pipeline.model.config import ModelConfig, read_config
+from pipeline.model.form import V41_FORK
 from pipeline.model.layout import Layout
 from pipeline.model.roles import Role
-from pipeline.model.targets import TargetTensor, target_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import target_form, target_tensors
 from pipeline.plan import (
     PAGE,
     Plan,
@@ -50,7 +52,7 @@ N_LAYERS = 20
 
 def types_of(targets: Sequence[TargetTensor]) -> dict[str, GgmlType]:
     """Q8_0 wherever a matrix may be quantized: sizes with and without whole pages."""
-    return {t.name: TYPES["F32" if t.f32_only else "Q8_0"] for t in targets}
+    return {t.name: TYPES[t.only_type or "Q8_0"] for t in targets}
 
 
 @cache
@@ -69,7 +71,7 @@ def small_plan(layout: Layout = FORK, shard_nbytes: int = 20_000_000) -> Plan:
     targets = small_targets(layout)
     return make_plan(
         name="small",
-        layout=layout,
+        form=target_form(small_config(), layout),
         config=small_config(),
         targets=targets,
         types=types_of(targets),
@@ -255,7 +257,7 @@ def served_with_other_experts() -> Plan:
     served = released_plan("served")
     return make_plan(
         name="other",
-        layout=FORK,
+        form=V41_FORK,
         config=served.config,
         targets=[t.target for t in sorted(served.tensors, key=lambda t: t.target.layer or 0)],
         types={
@@ -379,7 +381,7 @@ def test_tensors_without_a_type_are_named() -> None:
     ):
         make_plan(
             name="x",
-            layout=FORK,
+            form=V41_FORK,
             config=small_config(),
             targets=targets,
             types=types,

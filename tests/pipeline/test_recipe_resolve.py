@@ -14,11 +14,13 @@ import pytest
 from pipeline.errors import Problems, QuantmillError, RecipeError, TypeRuleError
 from pipeline.model.layout import Layout
 from pipeline.model.roles import Role, SubRole
-from pipeline.model.targets import TargetTensor, target_tensors
+from pipeline.model.targets.draft import draft_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import target_tensors
 from pipeline.quant.guard import NEEDS_IMPORTANCE
 from pipeline.quant.types import TYPES
 from pipeline.recipe.resolve import resolve_types
-from pipeline.recipe.schema import Recipe, parse_recipe
+from pipeline.recipe.schema import Recipe, SubRoles, parse_recipe
 from pipeline.recipe.values import WRITABLE_TYPES
 from pipeline.source.spec import Codec
 from tests.pipeline.released_plans import released_config
@@ -78,12 +80,62 @@ def test_a_role_reaches_its_own_tensors_only(role: str) -> None:
 
 @pytest.mark.parametrize(
     "sub_role",
-    [s for s in SubRole if s not in (SubRole.DRAFT, SubRole.VISION, SubRole.NORM, SubRole.BIAS)],
+    [s for s in SubRole if s in SubRoles.model_fields and s not in (SubRole.NORM, SubRole.BIAS)],
 )
 def test_a_sub_role_wins_over_its_role(sub_role: SubRole) -> None:
     found = resolved(recipe(sub_roles={sub_role: "F16"}, allow=["larger_than_fp4"]))
     reached = {name for name, type_name in found.items() if type_name == "F16"}
-    assert reached == {t.name for t in targets() if t.sub_role is sub_role and not t.f32_only}
+    assert reached == {t.name for t in targets() if t.sub_role is sub_role and not t.only_type}
+
+
+def draft_types(lines: str = "") -> dict[str, str]:
+    made = parse_recipe(f"{LEAST}[draft]\n{lines}".encode(), Path("r.toml"))
+    return {
+        name: t.name for name, t in resolve_types(made, draft_tensors(released_config())).items()
+    }
+
+
+LEAST = "[roles]\n" + "".join(f'{r} = "Q2_K"\n' for r in ("routed", "engram", "attention"))
+LEAST += 'embedding = "Q2_K"\nshared = "Q2_K"\n'
+
+
+def test_a_draft_has_the_types_of_the_published_one_unasked() -> None:
+    found = draft_types()
+    dense = [name for name in found if re.search(r"attn_(q|kv|output)\w*\.|shexp|^fc\.", name)]
+    assert {found[name] for name in dense if "norm" not in name} == {"Q8_0"}
+    assert {found[name] for name in found if "_exps" in name} == {"MXFP4"}
+    assert {t for n, t in found.items() if re.search("markov|conf|gate_inp", n)} == {"BF16"}
+    assert {t for n, t in found.items() if re.search("norm|hc_|sinks|bias", n)} == {"F32"}
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        ('routed = "Q4_K"', "_exps"),
+        ('routed_down = "Q4_K"', "ffn_down_exps"),
+        ('shared_up = "Q4_K"', "ffn_up_shexp"),
+        ('draft_input = "Q4_K"', "^fc"),
+        ('markov = "Q4_K"', "^markov"),
+        ('attention = "Q4_K"', r"attn_(q_a|q_b|kv|output_a|output_b)\.weight"),
+    ],
+)
+def test_an_entry_of_the_draft_table_reaches_its_tensors_only(line: str, pattern: str) -> None:
+    allowed = f'allow = ["larger_than_fp4"]\n{LEAST}[draft]\n{line}\n'
+    made = parse_recipe(allowed.encode(), Path("r.toml"))
+    found = resolve_types(made, draft_tensors(released_config()))
+    reached = {name for name, t in found.items() if t.name == "Q4_K"}
+    assert reached == {name for name in found if re.search(pattern, name)}
+
+
+def test_draft_experts_are_not_made_larger_unasked() -> None:
+    with pytest.raises(QuantmillError, match=r"draft\.routed asks for Q6_K, but MXFP4 keeps"):
+        draft_types('routed = "Q6_K"\n')
+
+
+def test_a_model_with_an_engram_needs_a_type_for_it() -> None:
+    made = parse_recipe(LEAST.replace('engram = "Q2_K"\n', "").encode(), Path("r.toml"))
+    with pytest.raises(QuantmillError, match="gives no type to the engram"):
+        resolve_types(made, targets())
 
 
 def test_a_sub_role_cuts_across_roles() -> None:
@@ -112,7 +164,7 @@ def test_patterns_are_searched_anywhere_in_the_name() -> None:
 @pytest.mark.parametrize("layout", Layout)
 def test_what_must_stay_f32_is_so_unasked(layout: Layout) -> None:
     found = resolved(recipe(sub_roles={"hyper_connection": "BF16", "attention": "Q8_0"}), layout)
-    assert {found[t.name] for t in targets(layout) if t.f32_only} == {"F32"}
+    assert {found[t.name] for t in targets(layout) if t.only_type} == {"F32"}
     assert found["blk.0.hc_attn_fn.weight"] == "BF16"
     assert (found["blk.0.attn_q_a.weight"], found["blk.0.attn_sinks.weight"]) == ("Q8_0", "F32")
 
@@ -237,8 +289,8 @@ def test_the_same_is_allowed_by_name() -> None:
     made = recipe(sub_roles=dict.fromkeys(SAFE, "Q2_K"), allow=["below_bf16"])
     found = resolved(made)
     assert Counter(found.values()) == {
-        "Q2_K": len(found) - sum(t.f32_only for t in targets()),
-        "F32": sum(t.f32_only for t in targets()),
+        "Q2_K": len(found) - sum(t.only_type is not None for t in targets()),
+        "F32": sum(t.only_type is not None for t in targets()),
     }
 
 

@@ -13,7 +13,7 @@ from pipeline.model.layout import Layout
 from pipeline.model.roles import TARGET_ROLES, SubRole
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.quant.types import TYPES
-from pipeline.recipe.schema import Recipe, Roles, SubRoles, load_recipe, parse_recipe
+from pipeline.recipe.schema import DraftTable, Recipe, Roles, SubRoles, load_recipe, parse_recipe
 from pipeline.recipe.values import WRITABLE_TYPES
 
 PATH = Path("folder/some.toml")
@@ -40,7 +40,7 @@ def test_the_least_recipe_takes_every_default() -> None:
     assert recipe.roles.routed == "Q3_K"
     assert (recipe.output.layout, recipe.output.shard_nbytes) == (Layout.MAINLINE, 45_000_000_000)
     assert (recipe.allow, recipe.override, recipe.source.path) == ((), (), None)
-    assert recipe.draft.mode == "drop"
+    assert recipe.draft.mode == "keep"
     assert all(recipe.sub_roles.type_of(sub_role) is None for sub_role in SubRole)
 
 
@@ -65,9 +65,15 @@ def test_everything_said_is_kept() -> None:
     assert (recipe.output.layout, recipe.output.shard_nbytes) == (Layout.FORK, 1 << 20)
 
 
+OUTSIDE_A_TARGET = {
+    *(SubRole.DRAFT, SubRole.DRAFT_INPUT, SubRole.MARKOV, SubRole.CONFIDENCE),
+    SubRole.VISION,
+}
+
+
 def test_every_role_and_sub_role_of_a_target_file_can_be_addressed() -> None:
     assert set(Roles.model_fields) == set(TARGET_ROLES)
-    assert set(SubRoles.model_fields) == set(SubRole) - {SubRole.DRAFT, SubRole.VISION}
+    assert set(SubRoles.model_fields) == set(SubRole) - OUTSIDE_A_TARGET
 
 
 def test_writable_types_are_those_ggml_has_an_encoder_for() -> None:
@@ -136,7 +142,7 @@ MISTAKES = {
     "key of draft": broken(
         ROLES + '[draft]\nmod = "drop"\n',
         "unknown key draft.mod",
-        "mode",
+        f"one of {', '.join(DraftTable.model_fields)}",
         step="Did you mean mode?",
     ),
     "key of output": broken(
@@ -269,10 +275,11 @@ MISTAKES = {
         "Did you mean below_bf16?",
     ),
     "draft mode": broken(
-        ROLES + '[draft]\nmode = "keep"\n',
-        "draft.mode: this version can only leave the draft module out",
-        '"drop"',
-        '"keep"',
+        ROLES + '[draft]\nmode = "kept"\n',
+        "draft.mode: no mode of the draft module",
+        "one of keep, drop, only",
+        '"kept"',
+        step="Did you mean keep?",
     ),
     "regular expression": broken(
         ROLES + '[[override]]\nmatch = "("\ntype = "F32"\n',
@@ -406,7 +413,6 @@ MANY_PLACES = [
     "name: ",
     "allow 1: ",
     "roles.routed: ",
-    "the key roles.engram ",
     "the key roles.attention ",
     "the key roles.embedding ",
     "roles.shared: ",
@@ -429,7 +435,7 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_schema() -> None:
 
 
 def test_several_mistakes_come_under_the_name_of_the_file() -> None:
-    with pytest.raises(Problems, match=rf"^recipe {PATH}: 13 problems\n"):
+    with pytest.raises(Problems, match=rf"^recipe {PATH}: 12 problems\n"):
         parse_recipe(MANY.encode(), PATH)
 
 

@@ -19,7 +19,8 @@ from pipeline.model.roles import (
     role_of,
     sub_role_of,
 )
-from pipeline.model.targets import TargetTensor, target_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import target_tensors
 from tests.pipeline.released_plans import released_config
 
 FORK, MAINLINE = Layout.FORK, Layout.MAINLINE

@@ -14,11 +14,17 @@ from pipeline.files import truncate, write_whole
 from pipeline.gguf.model_file import read_model
 from pipeline.model.layout import Layout
 from pipeline.model.roles import SubRole
-from pipeline.model.targets import TargetTensor, target_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import target_tensors
 from pipeline.plan import Plan
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import Recipe, load_recipe, parse_recipe
-from tests.pipeline.released_plans import ROOT, released_config, released_plan
+from tests.pipeline.released_plans import (
+    ROOT,
+    config_for,
+    released_draft_plan,
+    released_plan,
+)
 
 FORK, MAINLINE = Layout.FORK, Layout.MAINLINE
 
@@ -30,13 +36,25 @@ TENSOR_BYTES = {
     "served-lean": (FORK, 352_719_078_428),
     "native": (MAINLINE, 507_948_390_368),
     "lowbit-q2_k": (MAINLINE, 316_369_155_808),
+    "v4-native": (MAINLINE, 156_373_008_732),
+    "v4-q3_k": (MAINLINE, 140_367_503_708),
 }
+DRAFT_BYTES = {
+    # The published drafts: MXFP4 experts, Q8_0 matrices, BF16 router, Markov pair and confidence.
+    "native": 7_967_705_480,
+    "served": 7_967_705_480,
+    "served-lean": 7_967_705_480,
+    "lowbit-q2_k": 7_967_705_480,
+    "v4-native": 10_890_804_124,
+    "v4-q3_k": 10_890_804_124,
+}
+FOR_V41 = [name for name in TENSOR_BYTES if not name.startswith("v4-")]
 SHIPPED = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
 
 
 @cache
-def targets_of(layout: Layout) -> tuple[TargetTensor, ...]:
-    return target_tensors(released_config(), layout)
+def targets_of(name: str, layout: Layout) -> tuple[TargetTensor, ...]:
+    return target_tensors(config_for(name), layout)
 
 
 def shipped(name: str) -> Recipe:
@@ -57,9 +75,20 @@ def test_tensor_bytes_in_the_recipes_own_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_the_draft_is_kept_but_where_a_published_file_has_none(name: str) -> None:
+    assert (shipped(name).draft.mode == "keep") == (name in DRAFT_BYTES)
+
+
+@pytest.mark.parametrize("name", DRAFT_BYTES)
+def test_tensor_bytes_of_the_draft(name: str) -> None:
+    plan = released_draft_plan(name)
+    assert (plan.data_nbytes, len(plan.shards)) == (DRAFT_BYTES[name], 1)
+
+
+@pytest.mark.parametrize("name", FOR_V41)
 @pytest.mark.parametrize("layout", Layout)
-def test_every_recipe_resolves_in_both_layouts(name: str, layout: Layout) -> None:
-    targets = targets_of(layout)
+def test_every_v41_recipe_resolves_in_both_layouts(name: str, layout: Layout) -> None:
+    targets = targets_of(name, layout)
     assert len(resolve_types(shipped(name), targets)) == len(targets)
 
 
@@ -84,7 +113,7 @@ def test_every_recipe_says_what_it_makes(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_allowance_is_given_that_the_recipe_does_not_need(name: str) -> None:
     content = (ROOT / f"recipes/{name}.toml").read_bytes()
-    targets = targets_of(FORK)
+    targets = targets_of(name, MAINLINE if name.startswith("v4-") else FORK)
     for allowance in shipped(name).allow:
         less = re.sub(rb'"%s"(, )?' % allowance.encode(), b"", content, count=1)
         with pytest.raises(QuantmillError, match=rf'add "{allowance}" to allow'):
@@ -127,18 +156,24 @@ EXPECTED_TYPES = {
     ("native", "blk.2.indexer.proj.weight"): "BF16",
     ("lowbit-q2_k", "blk.1.engram_embd.weight"): "Q4_K",
     ("lowbit-q2_k", "blk.1.ffn_down_exps.weight"): "Q3_K",
+    ("v4-native", "blk.2.attn_compressor_kv.weight"): "BF16",
+    ("v4-native", "blk.2.indexer_compressor_gate.weight"): "BF16",
+    ("v4-native", "blk.2.indexer.attn_q_b.weight"): "Q8_0",
+    ("v4-native", "blk.2.ffn_gate_tid2eid.weight"): "I32",
+    ("v4-q3_k", "blk.1.ffn_down_exps.weight"): "Q5_K",
 }
 
 
 @pytest.mark.parametrize(("name", "tensor"), EXPECTED_TYPES)
 def test_type_of_one_tensor(name: str, tensor: str) -> None:
-    found = {t.name: t.type.name for t in released_plan(name).tensors}
+    plan = own_plan(name) if name.startswith("v4-") else released_plan(name)
+    found = {t.name: t.type.name for t in plan.tensors}
     assert found[tensor] == EXPECTED_TYPES[name, tensor]
 
 
 def test_our_own_recipes_keep_small_sensitive_matrices_at_16_bits_or_more() -> None:
     sensitive = {SubRole.ENGRAM_GATE, SubRole.HYPER_CONNECTION, SubRole.ROUTER, SubRole.NORM}
-    for name in ("native", "served-lean", "lowbit-q2_k"):
+    for name in ("native", "served-lean", "lowbit-q2_k", "v4-native", "v4-q3_k"):
         found = [t for t in own_plan(name).tensors if t.target.sub_role in sensitive]
         assert min(t.type.bpw for t in found) >= 16
 
@@ -168,5 +203,5 @@ def test_p10_a_wrong_recipe_fails_before_anything_is_read(
     with pytest.raises(QuantmillError, match=re.escape(answer)):
         resolve_types(
             parse_recipe(content.replace(said, changed, 1).encode(), Path("published-q3_k_m.toml")),
-            targets_of(FORK),
+            targets_of("published-q3_k_m", FORK),
         )

@@ -147,12 +147,12 @@ class TestShardSpec:
 
     @staticmethod
     def specs(job, version="1"):
-        return [shard_spec(shard, stamps(job, shard), version) for shard in job.plan.shards]
+        return [shard_spec(shard, stamps(job, shard), version) for shard in job.shards]
 
     def test_it_depends_on_nothing_but_plan_and_source(self, job, small_miniature, tmp_path):
         other = job_of(small_miniature, tmp_path / "another folder")
         assert self.specs(job) == self.specs(other)
-        assert len(set(self.specs(job))) == len(job.plan.shards)
+        assert len(set(self.specs(job))) == len(job.shards)
         assert all(len(spec) == 64 for spec in self.specs(job))
 
     def test_a_changed_type_changes_the_shards_that_hold_it(self, job, tmp_path):
@@ -166,7 +166,7 @@ class TestShardSpec:
         assert set(self.specs(job)) & set(self.specs(fork)) == set(self.specs(job)[3:])
 
     def test_another_quantizer_changes_only_what_it_encodes(self, job):
-        pairs = zip(job.plan.shards, self.specs(job), self.specs(job, "2"), strict=True)
+        pairs = zip(job.shards, self.specs(job), self.specs(job, "2"), strict=True)
         moved = {Transform.COPY, Transform.REPACK}
         for shard, old, new in pairs:
             encodes = any(tensor.transform not in moved for tensor in shard.tensors)
@@ -185,7 +185,7 @@ class TestShardSpec:
 
     def test_other_matrices_under_the_same_header_change_it(self, job):
         """What a keep list does: as many experts, but others."""
-        shard = job.plan.shards[3]
+        shard = job.shards[3]
         first, *rest = shard.tensors
         swapped = tuple(reversed(first.target.matrices))
         target = dataclasses.replace(first.target, matrices=swapped)

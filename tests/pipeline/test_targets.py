@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import pytest
@@ -17,7 +17,10 @@ from pipeline.miniature.size import MiniatureSize
 from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.layout import Layout
-from pipeline.model.targets import Combine, TargetTensor, carried_names, target_tensors
+from pipeline.model.roles import Role
+from pipeline.model.targets.draft import draft_tensors
+from pipeline.model.targets.tensor import Combine, TargetTensor, carried_names
+from pipeline.model.targets.trunk import target_tensors
 from pipeline.source.scale_block import scale_shape
 from pipeline.source.spec import Codec, TensorSpec
 from tests.pipeline.released_plans import ROOT, released_config
@@ -106,14 +109,14 @@ def test_names_shapes_and_f32_constraints_are_the_loaders(layout: Layout) -> Non
     wanted = GLOBAL_TENSORS | ENGRAM_TENSORS[layout]
     for name, (layers, ne, f32_only) in LAYER_TENSORS.items():
         wanted |= {f"blk.{n}.{name}": (ne, f32_only) for n in layers}
-    found = {t.name: (t.shape[::-1], t.f32_only) for t in targets(layout).values()}
+    found = {t.name: (t.shape[::-1], t.only_type == "F32") for t in targets(layout).values()}
     assert found == wanted
 
 
 @pytest.mark.parametrize("layout", Layout)
 def test_f32_only_is_norms_sinks_biases_small_mixes_and_mainlines_gate(layout: Layout) -> None:
     rule = r"_norm\.|sinks|\.bias$|hc_\w+_(base|scale)|engram_gate"
-    found = {name for name, t in targets(layout).items() if t.f32_only}
+    found = {name for name, t in targets(layout).items() if t.only_type == "F32"}
     assert found == {name for name in targets(layout) if re.search(rule, name)}
 
 
@@ -256,8 +259,74 @@ def test_order_is_globals_then_layer_by_layer() -> None:
     )
 
 
-def test_another_model_is_refused_in_words() -> None:
+def v4_config() -> ModelConfig:
     path = ROOT / "tests/data/deepseek-v4-flash-0731.config.json"
-    config = read_config(json.loads(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"V4\.1-Flash only; expected v4\.1 .*; found v4"):
-        target_tensors(config, MAINLINE)
+    return read_config(json.loads(path.read_bytes()))
+
+
+def test_v4_has_one_layout() -> None:
+    with pytest.raises(ConfigError, match=r"one layout.*expected mainline; found fork"):
+        target_tensors(v4_config(), FORK)
+
+
+def test_v4s_tensors_are_the_loaders() -> None:
+    found = {t.name: (t.shape[::-1], t.only_type) for t in target_tensors(v4_config(), MAINLINE)}
+    assert len(found) == 1328
+    per_layer = Counter(name.split(".")[1] for name in found if name.startswith("blk."))
+    n_tensors = [per_layer[str(layer)] for layer in range(43)]
+    assert n_tensors == [24, 24, 34] + [28, 34] * 20
+    assert found["blk.2.ffn_gate_tid2eid.weight"] == ((6, 129_280), "I32")
+    assert "blk.2.exp_probs_b.bias" not in found
+    assert "blk.3.ffn_gate_tid2eid.weight" not in found
+    assert found["blk.2.attn_compressor_ape.weight"] == ((1024, 4), "F32")
+    assert found["blk.3.attn_compressor_ape.weight"] == ((512, 128), "F32")
+    assert found["blk.4.indexer_compressor_kv.weight"] == ((4096, 256), None)
+    assert found["blk.4.indexer.attn_q_b.weight"] == ((1024, 8192), None)
+    assert found["output_hc_fn.weight"] == ((16_384, 4), None)
+    assert found["output_hc_scale.weight"] == ((1,), "F32")
+
+
+DRAFTS = {
+    "v4.1": (
+        released_config,
+        78,
+        {
+            "fc.weight": ((15_360, 5120), None),
+            "conf_proj.weight": ((5376, 1), None),
+            "markov_w2.weight": ((256, 129_280), None),
+            "blk.2.ffn_gate_exps.weight": ((5120, 2304, 128), None),
+            "enc.output_norm.weight": ((5120,), "F32"),
+        },
+    ),
+    "v4": (
+        v4_config,
+        81,
+        {
+            "fc.weight": ((12_288, 4096), None),
+            "conf_proj.weight": ((4352, 1), None),
+            "output_hc_base.weight": ((4,), "F32"),
+            "blk.0.exp_probs_b.bias": ((256,), "F32"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "n_tensors", "some"), DRAFTS.values(), ids=DRAFTS)
+def test_drafts_are_what_dflash_asks_for(
+    config: Callable[[], ModelConfig], n_tensors: int, some: dict[str, object]
+) -> None:
+    tensors = draft_tensors(config())
+    found = {t.name: (t.shape[::-1], t.only_type) for t in tensors}
+    assert len(tensors) == len(found) == n_tensors
+    assert {name: found[name] for name in some} == some
+    assert {t.role for t in tensors} == {Role.DRAFT}
+    assert not any("vl" in name or "compressor" in name or "embd" in name for name in found)
+
+
+@pytest.mark.parametrize("config", [released_config, v4_config], ids=["v4.1", "v4"])
+def test_a_draft_carries_its_module_but_for_the_image_bias(
+    config: Callable[[], ModelConfig],
+) -> None:
+    stored = {s.name for s in expected_tensors(config()) if s.name.startswith("mtp.")}
+    left = stored - carried_names(draft_tensors(config()))
+    assert left == {name for name in stored if name.endswith("bias_vl")}

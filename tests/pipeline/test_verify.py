@@ -12,9 +12,10 @@ import pytest
 from pipeline import verify
 from pipeline.gguf.keys import text
 from pipeline.gguf.part import ShardPart
+from pipeline.model.form import V41_FORK
 from pipeline.model.layout import Layout
 from pipeline.model.roles import Role
-from pipeline.model.targets import Combine, TargetTensor
+from pipeline.model.targets.tensor import Combine, TargetTensor
 from pipeline.plan import Plan, Transform, make_plan
 from pipeline.quant.error_limits import ERROR_LIMITS
 from pipeline.quant.ggml import GgmlQuantizer
@@ -57,6 +58,10 @@ def stored():
         "copied": ("BF16", bf16(N_ROWS, 256)),
         "table.weight": ("F8_E4M3", RNG.integers(0, 0x7E, (N_ROWS, 256), np.uint8)),
         "table.scale": ("F8_E8M0", RNG.integers(115, 125, (N_ROWS, 8), np.uint8)),
+        "hashed": (
+            "I64",
+            RNG.permuted(np.tile(np.arange(N_EXPERTS), (N_ROWS, 1)), axis=1)[:, :2],
+        ),
         "q": ("BF16", bf16(4, 256)),
         "k": ("BF16", bf16(4, 256)),
     }
@@ -73,7 +78,7 @@ def stored():
 
 
 def target(name, shape, *matrices, layer=None, combine=Combine.ROWS):
-    return TargetTensor(name, layer, shape, False, matrices, combine)
+    return TargetTensor(name, layer, shape, None, matrices, combine)
 
 
 def dense(source: str, n_rows=N_ROWS) -> MatrixRef:
@@ -90,6 +95,9 @@ def small_targets():
     yield target("output_norm.weight", (256,), dense("norm", 1)), "F32"
     yield target("token_embd.weight", (N_ROWS, 256), dense("copied")), "BF16"
     yield target("blk.0.engram_embd.weight", (N_ROWS, 256), table, layer=0), "Q3_K"
+    hashed = MatrixRef(Codec.I64, "hashed", None, N_ROWS, 2)
+    ids = target("blk.0.ffn_gate_tid2eid.weight", (N_ROWS, 2), hashed, layer=0)
+    yield replace(ids, id_limit=N_EXPERTS), "I32"
     gate = [dense(name, 4) for name in "qk"]
     yield (
         target("blk.0.engram_gate.weight", (4, 256), *gate, layer=0, combine=Combine.PRODUCT),
@@ -122,7 +130,7 @@ def plan() -> Plan:
     targets = dict(small_targets())
     return make_plan(
         name="small",
-        layout=Layout.FORK,
+        form=V41_FORK,
         config=released_config(),
         targets=[*targets],
         types={t.name: TYPES[type_name] for t, type_name in targets.items()},

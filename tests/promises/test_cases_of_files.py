@@ -15,7 +15,7 @@ from pipeline.gguf.model_file import GgufModel, read_model
 from pipeline.gguf.reader import read_gguf
 from pipeline.model.contract.check import check_contract
 from pipeline.model.layout import Layout
-from pipeline.model.targets import target_tensors
+from pipeline.model.targets.trunk import target_tensors
 from pipeline.quant.types import TYPES
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import parse_recipe

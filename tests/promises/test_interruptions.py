@@ -189,7 +189,7 @@ def test_p03_no_finished_block_is_made_twice(small_miniature, tmp_path, wanted, 
     )
     offsets = {
         (spec, str(block)): block.offset
-        for shard, spec in zip(job.plan.shards, job.shard_specs, strict=True)
+        for shard, spec in zip(job.shards, job.shard_specs, strict=True)
         for tensor in shard.tensors
         for block in blocks_of(tensor)
     }

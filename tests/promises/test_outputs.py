@@ -85,7 +85,7 @@ def mixed(small_miniature, tmp_path_factory):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_p08_ggml_itself_opens_every_file_and_sees_what_was_planned(mixed, layout):
     job = mixed[layout]
-    for shard in job.plan.shards:
+    for shard in job.shards:
         wanted = [(t.name, t.type.type_id, t.offset, t.nbytes) for t in shard.tensors]
         assert read_by_ggml(job.folder / shard.file_name) == wanted
 
@@ -93,7 +93,7 @@ def test_p08_ggml_itself_opens_every_file_and_sees_what_was_planned(mixed, layou
 def test_p08_ggml_refuses_a_file_that_is_cut(mixed, tmp_path):
     """The reader above does look."""
     job = mixed["mainline"]
-    content = (job.folder / job.plan.shards[0].file_name).read_bytes()
+    content = (job.folder / job.shards[0].file_name).read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[:3000])
     with pytest.raises(AssertionError, match="ggml refuses"):
         read_by_ggml(tmp_path / "cut.gguf")
@@ -104,7 +104,7 @@ def test_p08_ggml_refuses_a_file_that_is_cut(mixed, tmp_path):
 def test_p08_every_tensor_is_the_checkpoints_within_the_bound_of_its_type(mixed, layout):
     """Read and dequantized by gguf-py, held against torch's decoding of the checkpoint."""
     job = mixed[layout]
-    oracle, planned = Oracle(job.checkpoint), {t.name: t for t in job.plan.tensors}
+    oracle, planned = Oracle(job.checkpoint), {t.name: t for t in job.plans[0].tensors}
     n_read = 0
     for path in sorted(job.folder.glob("*.gguf")):
         for stored in gguf.GGUFReader(path).tensors:
@@ -124,7 +124,7 @@ def test_p08_every_byte_is_that_of_whole_tensor_tools(mixed, layout):
     """Quantized blocks equal those of one ggml call on a tensor that torch decoded whole."""
     job = mixed[layout]
     oracle, model = Oracle(job.checkpoint), read_model(job.folder)
-    for tensor in job.plan.tensors[:: 5 if layout == "fork" else 3]:
+    for tensor in job.plans[0].tensors[:: 5 if layout == "fork" else 3]:
         no, stored = model.tensors[tensor.name]
         with model.files[no].path.open("rb") as opened:
             opened.seek(stored.offset)

@@ -143,7 +143,7 @@ def kind_of(tensor, tensors):
 
 def carried_tensors(source):
     """Stored tensors that become output, with their kinds, by file."""
-    plan = job_of(source, "out").plan
+    plan = job_of(source, "out").plans[0]
     names = {name for tensor in plan.tensors for name in tensor.target.source_names}
     files = open_checkpoint(source).files
     return {
@@ -253,7 +253,7 @@ def test_p06_a_flip_that_can_be_decoded_shows_only_by_the_modification_time(
     made = {name: inode for name, inode in stored(out).items() if name not in shards}
     job = job_of(copy, out)
     readers = job.shards_of(FLIPPED)
-    assert len(made) == len(readers) < len(job.plan.shards)
+    assert len(made) == len(readers) < len(job.shards)
     assert stored(out) | shards == stored(out)  # what was there is kept as it was
     shown = {p.name: p.stat().st_ino for p in (out / "mini-native-mainline").glob("*.gguf")}
     assert set(made.values()) < set(shown.values())

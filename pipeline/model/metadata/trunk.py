@@ -1,31 +1,13 @@
-"""Every metadata key of a `deepseek41` target file, from config.json and the tokenizer."""
+"""Metadata that every model file has: what it is, and sizes and constants of its layers.
+
+The same keys serve `deepseek41`, `deepseek4` and `dflash`, each under its own architecture.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-from pipeline.errors import ConfigError, FormatError, SourceError
+from pipeline.errors import ConfigError
 from pipeline.gguf.keys import KeyValue, ValueType, array, f32, flag, text, u32
 from pipeline.model.config import ModelConfig
-from pipeline.model.engram.keys import engram_keys
-from pipeline.model.layout import Layout
-from pipeline.model.metadata.file_type import file_type_id
-from pipeline.model.metadata.required import ARCHITECTURE, required_keys
-from pipeline.model.tokens.chat_template import chat_template
-from pipeline.model.tokens.tokenizer import Tokenizer
-
-__all__ = [
-    "file_type_id",
-    "general_keys",
-    "required_keys",
-    "target_metadata",
-    "tokenizer_keys",
-    "trunk_keys",
-]
 
 _QUANTIZATION_VERSION = 2
 _GATING_FUNCS = {"sqrtsoftplus": 4}
@@ -33,51 +15,6 @@ _GATING_FUNCS = {"sqrtsoftplus": 4}
 
 The loaders of these architectures accept no other.
 """
-
-
-def target_metadata(
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    token_map: NDArray[np.int32],
-    *,
-    layout: Layout,
-    file_type: int,
-    name: str,
-    extra: Sequence[KeyValue] = (),
-) -> tuple[KeyValue, ...]:
-    """The metadata of the first shard, in the order in which it is written.
-
-    Shard numbers (``split.*``) and the alignment filler are the file writer's own.
-
-    Args:
-        config: A V4.1 model.
-        tokenizer: Its vocabulary, padded to ``config.vocab_size``.
-        token_map: Raw id -> compressed id, ``[vocab_size]``.
-        layout: Which loaders the file is for.
-        file_type: See `file_type_id`.
-        name: ``general.name``.
-        extra: Keys of the caller (sources, provenance), written last.
-
-    Raises:
-        ConfigError: The model is no V4.1, or one of its values has no GGUF form.
-        SourceError: Tokenizer and config.json do not belong together.
-        FormatError: ``extra`` holds a key that is already there.
-    """
-    if config.family != "v4.1":
-        raise ConfigError("only V4.1 becomes a deepseek41 file", found=config.family)
-    _check_tokenizer(config, tokenizer)
-    keys = (
-        *general_keys(ARCHITECTURE, name, file_type),
-        *trunk_keys(ARCHITECTURE, config),
-        *engram_keys(config, token_map, layout),
-        *tokenizer_keys(tokenizer),
-        text("tokenizer.chat_template", chat_template()),
-        *extra,
-    )
-    twice = [key for key, n in Counter(entry.key for entry in keys).items() if n > 1]
-    if twice:
-        raise FormatError("metadata keys are given twice", found=", ".join(twice))
-    return keys
 
 
 def general_keys(architecture: str, name: str, file_type: int) -> tuple[KeyValue, ...]:
@@ -174,31 +111,3 @@ def _expert_keys(prefix: str, config: ModelConfig) -> tuple[KeyValue, ...]:
         array(f"{prefix}.swiglu_clamp_exp", ValueType.FLOAT32, clamps),
         array(f"{prefix}.swiglu_clamp_shexp", ValueType.FLOAT32, clamps),
     )
-
-
-def tokenizer_keys(tokenizer: Tokenizer) -> tuple[KeyValue, ...]:
-    """The vocabulary, without the chat template."""
-    prefix = "tokenizer.ggml"
-    return (
-        text(f"{prefix}.model", "gpt2"),
-        text(f"{prefix}.pre", tokenizer.pre),
-        array(f"{prefix}.tokens", ValueType.STRING, tokenizer.tokens),
-        array(f"{prefix}.token_type", ValueType.INT32, tokenizer.token_types),
-        array(f"{prefix}.merges", ValueType.STRING, tokenizer.merges),
-        u32(f"{prefix}.bos_token_id", tokenizer.bos),
-        u32(f"{prefix}.eos_token_id", tokenizer.eos),
-        u32(f"{prefix}.padding_token_id", tokenizer.pad),
-        flag(f"{prefix}.add_bos_token", tokenizer.add_bos),
-        flag(f"{prefix}.add_eos_token", tokenizer.add_eos),
-    )
-
-
-def _check_tokenizer(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    found = (len(tokenizer.tokens), tokenizer.bos, tokenizer.eos)
-    expected = (config.vocab_size, config.bos_token, config.eos_token)
-    if found != expected:
-        raise SourceError(
-            "tokenizer and config.json do not belong together",
-            expected="{:,} tokens, bos {}, eos {}".format(*expected),
-            found="{:,} tokens, bos {}, eos {}".format(*found),
-        )
