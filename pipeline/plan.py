@@ -73,6 +73,11 @@ class PlannedTensor:
         return self.target.name
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether a quantizer makes its bytes."""
+        return self.transform in (Transform.ENCODE, Transform.PRODUCT)
+
+    @property
     def row_nbytes(self) -> int:
         """Bytes of one row."""
         return self.type.row_nbytes(self.target.n_cols)

@@ -117,7 +117,7 @@ class ShardTask(JobTask):
     ) -> None:
         """Write the missing ones of ``blocks``, telling how it goes."""
         quantizer = self.job.quantizer
-        quantizer.prepare({block.tensor.type for block in blocks})
+        quantizer.prepare({block.tensor.type for block in blocks if block.tensor.is_encoded})
         self.store.forget_notes(self.spec)
         with Progress(title, sum(block.nbytes for block in blocks)) as progress:
 

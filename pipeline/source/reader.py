@@ -155,7 +155,8 @@ class SourceReader:
         stored = self._stored(matrix, row_begin, n_rows)
         for part, begin, n in _touched(matrix, stored, row_begin, n_rows):
             fd = self._fd(part.file)
-            forget_cached(fd, part.offset_of(begin), n * part.row_nbytes)
+            for offset, nbytes in part.spans(begin, n):
+                forget_cached(fd, offset, nbytes)
 
     def _decode(self, matrix: MatrixRef, stored: StoredMatrix, row_begin: int, out: F32) -> float:
         n_rows = out.shape[0]
@@ -195,7 +196,10 @@ class SourceReader:
     def _fill(self, part: StoredRows, begin: int, out: U8) -> None:
         assert out.flags.c_contiguous
         fd = self._fd(part.file)
-        read_exact(fd, out.reshape(-1).data, part.offset_of(begin), part.file.path)
+        flat, at = out.reshape(-1), 0
+        for offset, nbytes in part.spans(begin, out.shape[0]):
+            read_exact(fd, flat[at : at + nbytes].data, offset, part.file.path)
+            at += nbytes
         with self._lock:
             self._nbytes_read += out.nbytes
 

@@ -49,11 +49,20 @@ class Codec(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Picks:
+    """Entries taken along the first axis of a stored tensor that has ``n_stored`` of them."""
+
+    entries: tuple[int, ...]
+    n_stored: int
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixRef:
     """One stored matrix by name: its values and, for FP8 and FP4, its scales.
 
     ``n_rows`` x ``n_cols`` counts weights, not bytes; a vector is one row. ``block`` is
-    the (rows, columns) rectangle that shares a scale, ``(1, 1)`` where there is none.
+    the (rows, columns) rectangle that shares a scale, ``(1, 1)`` where there is none. ``picks``:
+    not all rows of a matrix, or not all elements of a vector, but these (without scales only).
     """
 
     codec: Codec
@@ -62,6 +71,7 @@ class MatrixRef:
     n_rows: int
     n_cols: int
     block: tuple[int, int] = (1, 1)
+    picks: Picks | None = None
 
     @property
     def source_names(self) -> tuple[str, ...]:

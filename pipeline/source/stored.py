@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.errors import SourceError
@@ -24,16 +25,27 @@ _SCALE_DTYPE = "F8_E8M0"
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows of equal size, one after the other, in ``file`` from ``offset`` on."""
+    """Rows of equal size in ``file``: one after the other from ``offset`` on, or picked.
+
+    Picked rows are made of ``entries`` of the stored tensor, ``entry_nbytes`` each: a row of a
+    matrix is one, the one row of a vector has one per element.
+    """
 
     file: SourceFile
     tensor: str
     offset: int
     row_nbytes: int
+    entries: tuple[int, ...] | None = None
+    entry_nbytes: int = 0
 
-    def offset_of(self, row: int) -> int:
-        """Offset of ``row`` in the file."""
-        return self.offset + row * self.row_nbytes
+    def spans(self, begin: int, n_rows: int) -> Iterator[tuple[int, int]]:
+        """Where rows ``begin`` to ``begin + n_rows`` lie: offset in the file, bytes."""
+        if self.entries is None:
+            yield self.offset + begin * self.row_nbytes, n_rows * self.row_nbytes
+            return
+        per_row = self.row_nbytes // self.entry_nbytes
+        for entry in self.entries[begin * per_row : (begin + n_rows) * per_row]:
+            yield self.offset + entry * self.entry_nbytes, self.entry_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +88,15 @@ def _codes(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredRows:
             found=f"scale block {matrix.block[0]}x{matrix.block[1]}, {matrix.n_cols} columns",
         )
     n_stored = matrix.n_cols // 2 if matrix.codec is Codec.FP4 else matrix.n_cols
+    picks = matrix.picks
     # Only scales depend on the true shape; elsewhere a vector may be read as one row.
-    given = tensor.shape if matrix.scale else (math.prod(tensor.shape),)
-    wanted = (matrix.n_rows, n_stored) if matrix.scale else (matrix.n_rows * n_stored,)
+    given: tuple[int, ...] = tensor.shape if matrix.scale else (math.prod(tensor.shape),)
+    wanted: tuple[int, ...] = (matrix.n_rows, n_stored)
+    if matrix.scale is None:
+        wanted = (matrix.n_rows * n_stored,)
+    if picks is not None:
+        assert matrix.scale is None
+        given, wanted = tensor.shape, (picks.n_stored, *tensor.shape[1:])
     if given != wanted:
         raise SourceError(
             "a stored matrix has another shape than the model needs",
@@ -88,7 +106,11 @@ def _codes(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredRows:
             found=tensor.shape,
             next_step="Check that config.json and the shards belong to the same release.",
         )
-    return StoredRows(file, tensor.name, tensor.offset, n_stored * DTYPE_NBYTES[dtype])
+    row_nbytes = n_stored * DTYPE_NBYTES[dtype]
+    if picks is None:
+        return StoredRows(file, tensor.name, tensor.offset, row_nbytes)
+    entry_nbytes = math.prod(tensor.shape[1:]) * DTYPE_NBYTES[dtype]
+    return StoredRows(file, tensor.name, tensor.offset, row_nbytes, picks.entries, entry_nbytes)
 
 
 def _scales(checkpoint: Checkpoint, matrix: MatrixRef, name: str) -> StoredRows:

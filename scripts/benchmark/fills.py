@@ -32,7 +32,7 @@ def measure_fill(job: Job, shards: Sequence[PlannedShard], n_threads: int) -> Nu
             MeteredReader(job, meter) as source,
             MeteredPart(job.store.path(spec), shard, spec, meter) as part,
         ):
-            quantizer.prepare({tensor.type for tensor in shard.tensors})
+            quantizer.prepare({tensor.type for tensor in shard.tensors if tensor.is_encoded})
             fill_blocks(part, blocks_of_shard(shard), source, quantizer, n_threads=n_threads)
             part.read_back(spans_of(shard), n_threads=n_threads)
             n_read += source.nbytes_read

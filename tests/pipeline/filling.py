@@ -61,7 +61,7 @@ def job_of(source, out, recipe="native", layout=""):
 
 def fill_shard(part, shard, source, quantizer, *, n_threads, events=None):
     """Fill a whole shard and read it back, as `tasks.shard.WriteShard` does."""
-    quantizer.prepare({tensor.type for tensor in shard.tensors})
+    quantizer.prepare({tensor.type for tensor in shard.tensors if tensor.is_encoded})
     blocks = blocks_of_shard(shard)
     fill_blocks(part, blocks, source, quantizer, n_threads=n_threads, events=events)
     return part.read_back(spans_of(shard), n_threads=n_threads)

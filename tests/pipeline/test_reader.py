@@ -11,7 +11,7 @@ from pipeline.errors import DecodeError, SourceError
 from pipeline.source import reader as reader_module
 from pipeline.source.checkpoint import open_checkpoint
 from pipeline.source.reader import SourceReader
-from pipeline.source.spec import Codec, MatrixRef
+from pipeline.source.spec import Codec, MatrixRef, Picks
 from tests.pipeline.tiny_shards import write_checkpoint
 
 RNG = np.random.default_rng(1)
@@ -316,3 +316,66 @@ def test_short_reads_are_completed(source, monkeypatch):
     real = os.preadv
     monkeypatch.setattr(files, "_preadv", lambda fd, views, at: real(fd, [views[0][:7]], at))
     assert np.array_equal(decoded(source, FP8), WHOLE[FP8])
+
+
+PICKED = (2, 3, 7, 19)
+
+
+def picked(codec, name, n_rows, n_cols, n_stored, entries=PICKED):
+    return MatrixRef(codec, name, None, n_rows, n_cols, picks=Picks(entries, n_stored))
+
+
+@pytest.mark.parametrize("begin", range(4))
+def test_picked_rows_are_those_rows(source, begin):
+    matrix = picked(Codec.BF16, "bf16", 4, 6, 20)
+    out = np.empty((4 - begin, 12), np.uint8)
+    source.copy_rows(matrix, begin, out)
+    assert out.tobytes() == WORDS[list(PICKED[begin:])].tobytes()
+    values = np.empty((4 - begin, 6), np.float32)
+    source.decode_rows(matrix, begin, values)
+    assert (values.view(np.uint32) >> 16 == WORDS[list(PICKED[begin:])]).all()
+
+
+def test_picked_elements_of_a_vector_are_one_row(source):
+    out = np.empty((1, 16), np.uint8)
+    source.copy_rows(picked(Codec.F32, "vector", 1, 4, 40), 0, out)
+    assert out.view(np.float32)[0].tolist() == VECTOR[list(PICKED)].tolist()
+
+
+def test_picks_of_another_number_of_entries_are_refused(source):
+    with pytest.raises(SourceError, match="another shape"):
+        source.copy_rows(picked(Codec.BF16, "bf16", 4, 6, 21), 0, np.empty((4, 12), np.uint8))
+
+
+@pytest.fixture
+def hashed(tmp_path):
+    """Rows of two ids, and a way to spoil one."""
+    ids = RNG.permuted(np.tile(np.arange(8), (50, 1)), axis=1)[:, :2]
+
+    def read(row=None, value=0, limit=8):
+        stored = ids.copy()
+        if row is not None:
+            stored[row] = value
+        path = write_checkpoint(tmp_path, {"model.safetensors": {"ids": ("I64", stored)}})
+        out = np.empty((50, 8), np.uint8)
+        with SourceReader(open_checkpoint(path)) as reader:
+            reader.narrow_rows(MatrixRef(Codec.I64, "ids", None, 50, 2), 0, out, limit=limit)
+        return out.view(np.int32)
+
+    return read, ids
+
+
+def test_ids_are_the_same_in_32_bits(hashed):
+    read, ids = hashed
+    assert (read() == ids).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [([8, 1], "not below 8; .*found 8 at row 33, column 0"), ([1, -1], "not below 8.*-1 at row 33"),
+     ([3, 3], "holds an id twice.*row 33")],
+)  # fmt: skip
+def test_ids_that_no_engine_could_use_are_named(hashed, value, what):
+    read, _ = hashed
+    with pytest.raises(DecodeError, match=what):
+        read(33, value)

@@ -186,6 +186,7 @@ def damage(plan: Plan, folder: Path, name: str, change) -> None:
 def test_exact_tensors_lose_nothing(plan, filled, source):
     errors = measured(plan, filled, source)
     exact = ["output_norm", "token_embd", "blk.0.engram_gate", "blk.0.ffn_gate_exps"]
+    exact.append("blk.0.ffn_gate_tid2eid")
     for name in exact:
         error = errors[f"{name}.weight"]
         assert (error.rmse, error.limit) == (0.0, 0.0), name

@@ -16,6 +16,7 @@ from gguf.quants import dequantize
 
 from pipeline.errors import SourceError
 from pipeline.model.expected.tensors import expected_tensors
+from pipeline.model.roles import Role
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.quant.types import TYPES
 from pipeline.source.agreement import check_agreement
@@ -229,6 +230,9 @@ def test_fd_07_the_draft_has_experts_of_its_own(small_miniature):
     routed = {s.name.split(".experts.")[1].split(".")[0] for s in specs if ".experts." in s.name}
     assert routed == set(map(str, range(128)))
     assert "mtp.0.ffn.gate.bias_vl" in {s.name for s in specs}
-    (draft,) = [g for g in job_of(small_miniature, "out").left_out() if "draft" in str(g).lower()]
-    n_stored = sum(name.startswith("mtp.") for name in open_checkpoint(small_miniature).weight_map)
-    assert draft.n_tensors == n_stored > 0
+    job = job_of(small_miniature, "out")
+    stored = {n for n in open_checkpoint(small_miniature).weight_map if n.startswith("mtp.")}
+    left = stored - {name for tensor in job.plans[1].tensors for name in tensor.target.source_names}
+    assert left == {f"mtp.{stage}.ffn.gate.bias_vl" for stage in range(3)}
+    (counted,) = [part for part in job.left_out() if part.role is Role.DRAFT]
+    assert counted.n_tensors == len(left)

@@ -53,7 +53,7 @@ full = attempt()
 assert not full.ok and "No space left on device" in full.text, full
 assert all(e.file and e.next_step for e in full.errors), full
 kept = {p: p.stat().st_ino for p in folder.glob("out/.quantmill/*/shard.gguf")}
-assert 0 < len(kept) < 4, kept
+assert 0 < len(kept) < 5, kept
 again = attempt()
 assert not again.ok and ("No space" in again.text or "does not fit" in again.text), again
 

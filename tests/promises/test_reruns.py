@@ -103,7 +103,7 @@ def test_p11_another_name_makes_only_the_shard_that_says_it(small_miniature, mad
     [
         ("model-00001-of-00014.safetensors", 0),  # vision
         ("model-00005-of-00014.safetensors", 2),  # a layer: dense tensors and experts
-        ("model-00010-of-00014.safetensors", 0),  # draft
+        ("model-00010-of-00014.safetensors", 1),  # a stage of the draft
         pytest.param("model-00009-of-00014.safetensors", 1, marks=pytest.mark.slow),  # head
         # An engram layer: joined table, projections.
         pytest.param("model-00014-of-00014.safetensors", 2, marks=pytest.mark.slow),

@@ -14,7 +14,7 @@ def local(small_miniature, tmp_path_factory):
     result = luigi(*run_recipe(small_miniature), cwd=cwd)
     assert result.returncode == 0, result.stderr
     made = shard_digests(cwd)
-    assert len(made) == 4
+    assert len(made) == 5
     return made
 
 

@@ -122,8 +122,8 @@ def weight_map(folder):
 
 
 def needed(folder):
-    """Shards with tensors that the target file carries: neither vision nor draft."""
-    left_out = ("vision.", "aligner.", "mtp.")
+    """Shards with tensors that target and draft carry: all but vision."""
+    left_out = ("vision.", "aligner.")
     return {file for name, file in weight_map(folder).items() if not name.startswith(left_out)}
 
 

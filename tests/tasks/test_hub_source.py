@@ -45,7 +45,7 @@ class TestAPlainRun:
     def test_it_asks_for_needed_files_only_and_once(self, finished, small_miniature):
         hub, _, _ = finished
         wanted = needed(small_miniature)
-        assert len(wanted) == 10
+        assert len(wanted) == 13
         assert sorted(one.file for one in big_requests(hub)) == sorted(wanted)
 
     def test_all_headers_come_before_the_first_big_byte(self, finished, small_miniature):

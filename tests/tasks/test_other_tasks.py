@@ -122,4 +122,4 @@ def test_clean_names_only_what_no_output_shows(miniature, tmp_path):
     (store / ("0" * 16)).mkdir()
     assert [folder.name for folder in unused(tmp_path / "out")] == ["0" * 16]
     shutil.rmtree(tmp_path / "out" / "mini-native-mainline")
-    assert len(unused(tmp_path / "out")) == 5
+    assert len(unused(tmp_path / "out")) == 6

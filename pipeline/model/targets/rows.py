@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pipeline.model.config import ModelConfig
 from pipeline.model.targets.tensor import TargetTensor, matrix_ref
-from pipeline.source.spec import Codec, TensorSpec
+from pipeline.source.spec import Codec, Picks, TensorSpec
 
 F32, I32 = "F32", "I32"
 
@@ -78,6 +78,10 @@ STREAM_HEAD_ROWS = (
 """What mixes the residual streams into one at the end; V4 only."""
 
 
+ROUTED_ENTRIES = frozenset({"ffn.gate.weight", "ffn.gate.bias", "ffn.gate.bias_vl"})
+"""Sources with one entry per routed expert along their first axis."""
+
+
 def tensor_of(
     row: Row,
     specs: Mapping[str, TensorSpec],
@@ -85,16 +89,19 @@ def tensor_of(
     *,
     prefix: str = "",
     layer: int | None = None,
+    keep: tuple[int, ...] | None = None,
     is_draft: bool = False,
 ) -> TargetTensor:
     """The tensor that ``row`` gives from the stored tensors under ``prefix``.
 
-    ``config`` gives scale blocks and, for stacks, the number of experts.
+    ``config`` gives scale blocks and, for stacks, the number of experts; ``keep`` names the experts
+    of this layer that stay, in their new order.
     """
     is_stack = "{e}" in row.source
-    n_experts = config.n_experts if is_stack else 1
-    names = [prefix + row.source.format(e=expert) for expert in range(n_experts)]
-    matrices = tuple(matrix_ref(specs[name], config) for name in names)
+    experts = tuple(range(config.n_experts)) if keep is None else keep
+    names = [prefix + row.source.format(e=expert) for expert in (experts if is_stack else (0,))]
+    picks = Picks(experts, config.n_experts) if keep and row.source in ROUTED_ENTRIES else None
+    matrices = tuple(matrix_ref(specs[name], config, picks) for name in names)
     one = matrices[0]
     shape = (one.n_rows, one.n_cols) if len(specs[names[0]].shape) > 1 else (one.n_cols,)
     return TargetTensor(

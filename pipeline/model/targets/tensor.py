@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pipeline.model.config import ModelConfig
 from pipeline.model.roles import ReadMode, Role, SubRole, read_mode_of, role_of, sub_role_of
-from pipeline.source.spec import Codec, MatrixRef, TensorSpec
+from pipeline.source.spec import Codec, MatrixRef, Picks, TensorSpec
 
 FP4_GROUP = 32
 """Weights of one FP4 row that share a scale."""
@@ -93,8 +93,8 @@ _CODECS = {
 }
 
 
-def matrix_ref(spec: TensorSpec, config: ModelConfig) -> MatrixRef:
-    """How the matrix whose values are stored as ``spec`` is read.
+def matrix_ref(spec: TensorSpec, config: ModelConfig, picks: Picks | None = None) -> MatrixRef:
+    """How the matrix whose values are stored as ``spec`` is read, whole or in part.
 
     FP8 weights share a scale per ``weight_block_size`` rectangle, engram table rows and FP4 rows
     per 32 columns (DeepSeek-V4.1 ``inference/model.py`` and ``engram.py``).
@@ -108,7 +108,10 @@ def matrix_ref(spec: TensorSpec, config: ModelConfig) -> MatrixRef:
     }
     block = blocks.get(codec, (1, 1))
     scale = spec.name.removesuffix(".weight") + ".scale" if codec in blocks else None
-    return MatrixRef(codec, spec.name, scale, n_rows, n_cols, block)
+    if picks is not None:
+        n = len(picks.entries)
+        n_rows, n_cols = (n, n_cols) if len(spec.shape) > 1 else (1, n)
+    return MatrixRef(codec, spec.name, scale, n_rows, n_cols, block, picks)
 
 
 def carried_names(targets: Iterable[TargetTensor]) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from pipeline.errors import ConfigError
@@ -66,20 +67,48 @@ def target_form(config: ModelConfig, layout: Layout) -> Form:
     raise ConfigError("a V4.1 model without engram layers has no target file that loads")
 
 
+Keep = tuple[tuple[int, ...], ...]
+"""For every layer the experts that stay, ascending: the new number of each is its place."""
+
+
 @lru_cache(maxsize=4)
-def target_tensors(config: ModelConfig, layout: Layout) -> tuple[TargetTensor, ...]:
+def target_tensors(
+    config: ModelConfig, layout: Layout, keep: Keep | None = None
+) -> tuple[TargetTensor, ...]:
     """Every tensor of the target file in model order: globals, then layer by layer.
+
+    With ``keep`` the expert stacks, the router and its biases hold the kept experts alone; nothing
+    else changes.
 
     Raises:
         ConfigError: The model has no file in this layout.
     """
     form = target_form(config, layout)
     specs = {spec.name: spec for spec in expected_tensors(config)}
-    return tuple(_all_tensors(config, form.layout, specs))
+    return tuple(_all_tensors(config, form.layout, specs, keep))
+
+
+def cut_model(config: ModelConfig, keep: Keep | None) -> ModelConfig:
+    """``config`` as the model of the kept experts.
+
+    Raises:
+        ConfigError: A hash-routed layer: its table names experts by number for every token, and
+            which expert should answer for a missing one is not a matter of cutting.
+    """
+    if keep is None:
+        return config
+    if config.n_hash_layers:
+        raise ConfigError(
+            "experts of this model cannot be cut: its first layers route tokens by a fixed table "
+            "of expert numbers",
+            found=f"{config.n_hash_layers} hash-routed layers",
+            next_step="Cutting needs a router in every layer, as V4.1 has it.",
+        )
+    return replace(config, n_experts=len(keep[0]))
 
 
 def _all_tensors(
-    config: ModelConfig, layout: Layout | None, specs: Mapping[str, TensorSpec]
+    config: ModelConfig, layout: Layout | None, specs: Mapping[str, TensorSpec], keep: Keep | None
 ) -> Iterator[TargetTensor]:
     engram_layers = config.engram.layers if config.engram else ()
     for row in _GLOBAL_ROWS:
@@ -91,7 +120,8 @@ def _all_tensors(
         prefix = f"layers.{layer}."
         for row in (*BLOCK_ROWS, *_ENGRAM_ROWS[layout]):
             if is_stored(row, specs, prefix):
-                yield tensor_of(row, specs, config, prefix=prefix, layer=layer)
+                kept = keep[layer] if keep else None
+                yield tensor_of(row, specs, config, prefix=prefix, layer=layer, keep=kept)
         if layer in engram_layers and layout is Layout.MAINLINE:
             yield _gate(config, specs, layer)
 
