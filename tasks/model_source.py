@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,24 +14,42 @@ from pipeline import files
 from pipeline.errors import SourceError, raise_problems
 from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.engram.check import EngramReport, TableShapes, check_checkpoint_engram
-from pipeline.model.expected.tensors import expected_tensors
+from pipeline.model.presence import (
+    DRAFT_ONLY,
+    DRAFT_OPTIONAL,
+    require_tensors,
+    wanted_tensors,
+)
 from pipeline.model.tokens.token_map import compress_vocabulary
 from pipeline.model.tokens.tokenizer import Tokenizer, read_tokenizer
-from pipeline.source.agreement import require_agreement
-from pipeline.source.checkpoint import Checkpoint
+from pipeline.recipe.values import DraftMode
+from pipeline.source.checkpoint import CONFIG_NAME, Checkpoint
+from pipeline.source.scope import WHOLE, Scope
 from pipeline.source.spec import TensorSpec
 from pipeline.source.supplement import supplemented
 from tasks.origin import Origin, open_origin
 
+_SCOPES = {
+    DraftMode.KEEP: WHOLE,
+    DraftMode.DROP: DRAFT_OPTIONAL,
+    DraftMode.ONLY: DRAFT_ONLY,
+}
+"""What becomes of the draft -> what has to be there, and what is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceParameters:
-    """What a user says of the source; ``root`` is the folder for what is fetched."""
+    """What a user says of the source; ``root`` is the folder for what is fetched.
+
+    ``draft`` says how much of the checkpoint counts: all of it, all but the draft (which is still
+    checked where it is there), or the draft alone.
+    """
 
     source: str
     root: Path
     supplement: str = ""
     checksums: str = ""
+    draft: DraftMode = DraftMode.KEEP
 
 
 class ModelSource:
@@ -39,6 +57,10 @@ class ModelSource:
 
     def __init__(self, parameters: SourceParameters) -> None:
         self._parameters = parameters
+
+    @property
+    def _scope(self) -> Scope:
+        return _SCOPES[self._parameters.draft]
 
     @cached_property
     def first(self) -> Origin:
@@ -54,6 +76,7 @@ class ModelSource:
             parameters.source,
             parameters.root,
             checksums=parameters.checksums,
+            scope=self._scope,
             may_lack_shards=bool(parameters.supplement),
         )
 
@@ -62,15 +85,17 @@ class ModelSource:
         """A second source, for the shards that the first lacks."""
         if not self._parameters.supplement:
             return None
-        return open_origin(self._parameters.supplement, self._parameters.root)
+        parameters = self._parameters
+        return open_origin(parameters.supplement, parameters.root, scope=self._scope)
 
     @cached_property
     def _joined(self) -> tuple[Checkpoint, frozenset[str]]:
         checkpoint = self.first.checkpoint
         if self.second is None:
             return checkpoint, frozenset()
-        expected = expected_tensors(read_config(checkpoint.config))
-        return supplemented(checkpoint, self.second.checkpoint, expected)
+        second = self.second.checkpoint
+        config = _config_of(checkpoint, {**checkpoint.weight_map, **second.weight_map})
+        return supplemented(checkpoint, second, wanted_tensors(config, self._scope))
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -98,14 +123,12 @@ class ModelSource:
     @cached_property
     def config(self) -> ModelConfig:
         """The architecture that config.json describes."""
-        return read_config(self.checkpoint.config)
+        return _config_of(self.checkpoint, self.checkpoint.weight_map)
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Every stored tensor, once index, shards and config agree on all of them."""
-        specs = expected_tensors(self.config)
-        require_agreement(self.checkpoint, specs)
-        return specs
+        """Every stored tensor that counts, once index, shards and config agree on all of them."""
+        return require_tensors(self.checkpoint, self.config, self._scope)
 
     @cached_property
     def tokenizer_json(self) -> bytes:
@@ -133,7 +156,8 @@ class ModelSource:
     def require_sound(self) -> None:
         """Refuse a checkpoint whose parts disagree or whose tables do not fit their buckets."""
         self.specs  # noqa: B018 - raises where they disagree
-        raise_problems(f"engram tables of {self.checkpoint.folder}", self.engram.problems)
+        if not self._scope.only:
+            raise_problems(f"engram tables of {self.checkpoint.folder}", self.engram.problems)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -144,6 +168,10 @@ class ModelSource:
             files.read_bytes(settings) if settings.exists() else None,
             self.config.vocab_size,
         )
+
+
+def _config_of(checkpoint: Checkpoint, stored: Iterable[str]) -> ModelConfig:
+    return read_config(checkpoint.config, file=checkpoint.path(CONFIG_NAME), stored=stored)
 
 
 def _required(path: Path) -> bytes:

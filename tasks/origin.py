@@ -28,6 +28,7 @@ from pipeline.source.hub.headers import fetch_headers
 from pipeline.source.hub.remote import HubRemote
 from pipeline.source.hub.resolve import resolve
 from pipeline.source.hub.snapshot import HubFile, HubSnapshot
+from pipeline.source.scope import WHOLE, Scope
 
 Stamp = list[object]
 
@@ -93,7 +94,12 @@ class Origin:
 
 
 def open_origin(
-    source: str, root: Path, *, checksums: str = "", may_lack_shards: bool = False
+    source: str,
+    root: Path,
+    *,
+    checksums: str = "",
+    scope: Scope = WHOLE,
+    may_lack_shards: bool = False,
 ) -> Origin:
     """The origin that ``source`` names: a folder, one of its shards, or ``owner/name@revision``.
 
@@ -104,6 +110,7 @@ def open_origin(
         source: What the user said.
         root: Folder for what is fetched.
         checksums: A file of sha256 sums that a hub's files must have as well; may be empty.
+        scope: Which tensors are looked at: of a hub's shards, only those headers are fetched.
         may_lack_shards: Another source supplies what is missing.
 
     Raises:
@@ -116,7 +123,8 @@ def open_origin(
                 file=checksums,
                 next_step="For a folder run sha256sum --check yourself.",
             )
-        return Origin(open_checkpoint(Path(source), may_lack_shards=may_lack_shards))
+        folder = Path(source)
+        return Origin(open_checkpoint(folder, scope=scope, may_lack_shards=may_lack_shards))
     address = parse_address(source)
     folder = root / _folder_name(address)
     is_first = multiprocessing.parent_process() is None
@@ -127,9 +135,9 @@ def open_origin(
     if checksums:
         listed = Path(checksums)
         snapshot = with_checksums(snapshot, read_checksums(listed), listed)
-    headers = folder / "headers"
-    fetch_headers(HubRemote(snapshot), snapshot, headers, events=FetchEvents(noted=tell))
-    checkpoint = open_checkpoint(headers, may_lack_shards=True)
+    headers, events = folder / "headers", FetchEvents(noted=tell)
+    fetch_headers(HubRemote(snapshot), snapshot, headers, scope=scope, events=events)
+    checkpoint = open_checkpoint(headers, scope=scope, may_lack_shards=True)
     if not may_lack_shards:
         _require_shards(snapshot, checkpoint)
     return Origin(checkpoint, snapshot, folder)

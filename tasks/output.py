@@ -9,7 +9,7 @@ from pathlib import Path
 import luigi
 from pipeline.model.contract.pair import check_pair
 
-from pipeline.errors import QuantmillError, VerifyError, raise_problems
+from pipeline.errors import VerifyError, raise_problems
 from pipeline.gguf.digests import check_digests
 from pipeline.gguf.model_file import GgufModel, read_shards
 from pipeline.model.contract.check import check_contract
@@ -90,13 +90,9 @@ def verified(plan: Plan, paths: Sequence[Path]) -> GgufModel:
     """
     raise_problems(f"files of {plan.name}", verify_files(plan, paths))
     model = read_shards(paths)
-    problems = [*check_contract(model, plan.form), *_engram_problems(plan, model)]
+    problems = [*check_contract(model, plan.form), *check_gguf_engram(model).problems]
     raise_problems(f"verification of {plan.name}", problems)
     return model
-
-
-def _engram_problems(plan: Plan, model: GgufModel) -> Sequence[QuantmillError]:
-    return check_gguf_engram(model).problems if plan.config.engram else ()
 
 
 @RunRecipe.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # type: ignore[untyped-decorator]

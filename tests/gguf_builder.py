@@ -1,10 +1,11 @@
-"""Small V4.1 models as GGUF files with content, in either layout and any division into shards."""
+"""Small planned models as GGUF files with content: V4.1 in either layout, V4, and their drafts."""
 
 from __future__ import annotations
 
 import json
 import math
 import zlib
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +15,13 @@ import numpy as np
 from pipeline.gguf.header import ALIGNMENT, TensorInfo, encode_header
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import shard_file_name, split_keys
-from pipeline.model.config import CandidateConfig, ModelConfig, read_config
+from pipeline.model.config import CandidateConfig, DraftConfig, ModelConfig, read_config
 from pipeline.model.engram.arithmetic import row_counts
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.draft import draft_metadata
 from pipeline.model.metadata.target import target_metadata
-from pipeline.model.targets import target_tensors
+from pipeline.model.targets.draft import draft_form, draft_model, draft_tensors
+from pipeline.model.targets.trunk import target_form, target_tensors
 from pipeline.model.tokens.tokenizer import Tokenizer
 from pipeline.plan import Plan, make_plan
 from pipeline.quant.types import TYPES
@@ -32,8 +35,8 @@ DENSE, TABLE, EXPERTS, FACTORS = "Q8_0", "Q8_0", "MXFP4", "BF16"
 
 
 @cache
-def released_config() -> ModelConfig:
-    path = Path(__file__).parent / "data/deepseek-v4.1-flash.config.json"
+def released_config(release: str = "v4.1-flash") -> ModelConfig:
+    path = Path(__file__).parent / f"data/deepseek-{release}.config.json"
     return read_config(json.loads(path.read_bytes()))
 
 
@@ -73,26 +76,73 @@ def small_config(table_width: int = 32, first_prime: int = 30) -> ModelConfig:
         index_dim=32,
         index_top_k=4,
         engram=replace(engram, n_rows=row_counts(engram)),
-        draft=replace(released.draft, target_layers=(3, 4, 5)),
+        draft=_small_draft(released, target_layers=(3, 4, 5)),
         vision=None,
     )
 
 
-def small_keys(config: ModelConfig, layout: Layout) -> tuple[KeyValue, ...]:
-    tokenizer = Tokenizer(
-        tokens=tuple(f"t{n}" for n in range(VOCAB)),
-        token_types=(1,) * VOCAB,
+def _small_draft(released: ModelConfig, target_layers: tuple[int, ...]) -> DraftConfig:
+    return replace(
+        released.draft,
+        target_layers=target_layers,
+        mask_token=VOCAB - 1,
+        n_experts=3,
+        n_experts_used=2,
+        markov_rank=32,
+    )
+
+
+@cache
+def small_v4_config() -> ModelConfig:
+    """Six layers: one of each kind, hash-routed and not."""
+    released = released_config("v4-flash-0731")
+    return replace(
+        released,
+        vocab_size=VOCAB,
+        hidden=64,
+        expert_ff=32,
+        n_layers=6,
+        n_heads=2,
+        head_dim=32,
+        rope_dim=16,
+        q_lora=32,
+        o_lora=32,
+        o_groups=1,
+        n_experts=4,
+        n_experts_used=2,
+        n_hash_layers=2,
+        compress_ratios=(0, 4, 128, 4, 0, 4, 0, 0, 0),
+        index_heads=2,
+        index_dim=64,
+        index_top_k=4,
+        draft=_small_draft(released, target_layers=(3, 4, 5)),
+    )
+
+
+def small_tokenizer(config: ModelConfig) -> Tokenizer:
+    return Tokenizer(
+        tokens=tuple(f"t{n}" for n in range(config.vocab_size)),
+        token_types=(1,) * config.vocab_size,
         merges=("t 1",),
-        bos=0,
-        eos=1,
+        bos=config.bos_token,
+        eos=config.eos_token,
         pad=2,
         add_bos=True,
         add_eos=False,
         pre="deepseek-v3",
         sha256="",
     )
-    config = replace(config, bos_token=0, eos_token=1)
-    return target_metadata(config, tokenizer, TOKEN_MAP, layout=layout, file_type=7, name="small")
+
+
+def small_keys(config: ModelConfig, layout: Layout) -> tuple[KeyValue, ...]:
+    return target_metadata(
+        config,
+        small_tokenizer(config),
+        TOKEN_MAP,
+        form=target_form(config, layout),
+        file_type=7,
+        name="small",
+    )
 
 
 def small_plan(
@@ -108,7 +158,7 @@ def small_plan(
     targets = target_tensors(config, layout)
     return make_plan(
         name="small",
-        layout=layout,
+        form=target_form(config, layout),
         config=config,
         targets=targets,
         types={t.name: TYPES[_type(t, factors, table)] for t in targets},
@@ -117,21 +167,49 @@ def small_plan(
     )
 
 
-def full_plan(layout: Layout, *, dense: str = "Q8_0", table: str = "Q3_K") -> Plan:
-    """The released model at full size but for its vocabulary."""
-    released = released_config()
-    assert released.engram
-    engram = replace(released.engram, n_compressed=N_COMPRESSED)
-    config = replace(released, vocab_size=VOCAB, engram=engram)
+@cache
+def full_config(release: str = "v4.1-flash") -> ModelConfig:
+    """A released model but for its vocabulary."""
+    config = released_config(release)
+    return replace(
+        config,
+        vocab_size=VOCAB,
+        engram=replace(config.engram, n_compressed=N_COMPRESSED) if config.engram else None,
+        draft=replace(config.draft, mask_token=VOCAB - 1),
+    )
+
+
+def full_plan(
+    layout: Layout, *, release: str = "v4.1-flash", dense: str = "Q8_0", table: str = "Q3_K"
+) -> Plan:
+    """The target of a released model at full size but for its vocabulary."""
+    config = full_config(release)
     targets = target_tensors(config, layout)
-    types = {t.name: "F32" if t.f32_only else table if t.is_table else dense for t in targets}
+    types = {t.name: t.only_type or (table if t.is_table else dense) for t in targets}
     return make_plan(
         name="full",
-        layout=layout,
+        form=target_form(config, layout),
         config=config,
         targets=targets,
         types={name: TYPES[type_name] for name, type_name in types.items()},
         key_values=small_keys(config, layout),
+        shard_nbytes=10**11,
+    )
+
+
+def draft_plan(
+    config: ModelConfig, name: str = "small-draft", *, without: Collection[str] = ()
+) -> Plan:
+    """The draft of ``config``, in one file, but for some keys."""
+    targets = draft_tensors(config)
+    keys = draft_metadata(config, small_tokenizer(config), file_type=7, name=name)
+    return make_plan(
+        name=name,
+        form=draft_form(config),
+        config=draft_model(config),
+        targets=targets,
+        types={t.name: TYPES[t.only_type or DENSE] for t in targets},
+        key_values=[entry for entry in keys if entry.key not in without],
         shard_nbytes=10**11,
     )
 
@@ -147,8 +225,8 @@ def write_hollow(plan: Plan, folder: Path) -> Path:
 
 
 def _type(target, factors: str, table: str) -> str:
-    if target.f32_only:
-        return "F32"
+    if target.only_type:
+        return target.only_type
     if target.name.endswith(("engram_q.weight", "engram_k.weight")):
         return factors
     if target.is_table:

@@ -23,6 +23,8 @@ MAX_SHARDS = 65535
 
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf")
 
+_DRAFT = "-draft"
+
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
@@ -55,8 +57,31 @@ def split_keys(no: int, count: int, n_tensors: int) -> tuple[KeyValue, KeyValue,
     return u16(SPLIT_NO, no), u16(SPLIT_COUNT, count), i32(SPLIT_TENSORS_COUNT, n_tensors)
 
 
+def draft_stem(stem: str) -> str:
+    """What the files of a model's draft are called, for a model whose files are called ``stem``."""
+    return stem + _DRAFT
+
+
+def model_stem(path: Path) -> str:
+    """What all files of the model that ``path`` belongs to are called, before number and suffix."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    return path.name.removesuffix(".gguf") if match is None else match["stem"]
+
+
+def models_in(folder: Path) -> tuple[Path, ...]:
+    """The first file of every model in ``folder``, in the order of their names.
+
+    Raises:
+        FormatError: A file has an impossible shard number.
+    """
+    firsts = {_shard_paths(file)[0]: file for file in sorted(folder.glob("*.gguf"), reverse=True)}
+    return tuple(sorted(firsts.values()))
+
+
 def read_model(path: Path) -> GgufModel:
     """The model at ``path``: a single file, any shard of a set, or a folder that holds one model.
+
+    A draft that lies beside the model of its name does not count: the folder's model is the target.
 
     Raises:
         FormatError: A file breaks the format, a shard is missing, renamed or from another set, or
@@ -72,6 +97,25 @@ def read_model(path: Path) -> GgufModel:
     return read_shards(paths)
 
 
+def read_draft(path: Path) -> GgufModel | None:
+    """The draft that lies beside the model of which ``path`` is a file, where there is one.
+
+    Raises:
+        FormatError: As `read_model`, or two drafts of this name lie there.
+        SourceError: A file cannot be opened or read.
+    """
+    wanted = draft_stem(model_stem(path))
+    drafts = [file for file in models_in(path.parent) if model_stem(file) == wanted]
+    if len(drafts) > 1:
+        raise FormatError(
+            "the model has two drafts beside it",
+            file=path,
+            found=", ".join(file.name for file in drafts),
+            next_step="Move the one away that is not meant.",
+        )
+    return read_model(drafts[0]) if drafts else None
+
+
 def read_shards(paths: Sequence[Path]) -> GgufModel:
     """The model whose shards lie under ``paths``, in order, whatever they are called.
 
@@ -85,19 +129,19 @@ def read_shards(paths: Sequence[Path]) -> GgufModel:
 
 
 def _only_model(folder: Path) -> Path:
-    """The first file of the only model in ``folder``."""
-    models: dict[Path, Path] = {}
-    for file in sorted(folder.glob("*.gguf")):
-        models.setdefault(_shard_paths(file)[0], file)
+    """The first file of the only model in ``folder`` that is not the draft of another there."""
+    found = models_in(folder)
+    drafts = {draft_stem(model_stem(file)) for file in found}
+    models = [file for file in found if model_stem(file) not in drafts]
     if len(models) != 1:
-        names = ", ".join(file.name for file in models.values())
+        names = ", ".join(file.name for file in models)
         raise FormatError(
             "the folder does not hold exactly one model",
             file=folder,
             found=names or "no .gguf file",
             next_step="Name one of the files.",
         )
-    return next(iter(models.values()))
+    return models[0]
 
 
 def _shard_paths(path: Path) -> tuple[Path, ...]:

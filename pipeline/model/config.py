@@ -6,15 +6,24 @@ V4.1-Flash nests the language model under ``text_config``; V4-Flash-0731 is flat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.model.config_checks import SAME_RELEASE, check_config
 from pipeline.model.config_keys import ConfigKeys
+from pipeline.model.model_config import CandidateConfig as CandidateConfig
+from pipeline.model.model_config import DraftConfig as DraftConfig
+from pipeline.model.model_config import EngramConfig as EngramConfig
+from pipeline.model.model_config import ModelConfig as ModelConfig
+from pipeline.model.model_config import RopeScaling as RopeScaling
+from pipeline.model.model_config import VisionConfig as VisionConfig
 
 ARCHITECTURES = {"DeepseekV41ForCausalLM": "v4.1", "DeepseekV4ForCausalLM": "v4"}
 """config.json ``architectures[0]`` -> the model family as this project names it."""
 
+DRAFT_PREFIX = "mtp."
+"""How the names of the draft module's stored tensors begin; the number of their stage follows."""
 
 MOST_LAYERS = 1024
 MOST_EXPERTS = 1 << 16
@@ -33,130 +42,48 @@ FIXED_TEXT: Mapping[str, object] = {
 }
 """Values of the language model that the GGUF architectures stand for."""
 
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """YaRN parameters (``rope_scaling``)."""
-
-    kind: str
-    factor: float
-    beta_fast: float
-    beta_slow: float
-    original_context: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngramConfig:
-    """The n-gram tables: which layers hold one, how they are hashed, how many rows they have."""
-
-    layers: tuple[int, ...]
-    n_rows: tuple[int, ...]
-    max_ngram: int
-    vocab_size: int
-    n_heads: int
-    head_dim: int
-    pad_token: int
-    n_compressed: int
-
-    @property
-    def n_columns(self) -> int:
-        """Rows read per token and layer: one per n-gram order (2 … max) and head."""
-        return (self.max_ngram - 1) * self.n_heads
+_DRAFT_KEYS_OF_BOTH = (
+    "dspark_target_layer_ids",
+    "dspark_block_size",
+    "dspark_noise_token_id",
+    "dspark_markov_rank",
+)
+_DRAFT_KEYS = {
+    "v4.1": (
+        "num_nextn_predict_layers",
+        "dspark_n_routed_experts",
+        "dspark_num_experts_per_tok",
+        *_DRAFT_KEYS_OF_BOTH,
+    ),
+    "v4": _DRAFT_KEYS_OF_BOTH,
+}
+"""Keys without which a draft cannot be described; V4 counts its experts with the trunk's."""
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateConfig:
-    """Two-level selection of compressed blocks (``candidate_*``)."""
-
-    source_layer: int
-    block_size: int
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True)
-class DraftConfig:
-    """The MTP/DSpark module: ``n_stages`` blocks with their own experts."""
-
-    n_stages: int
-    n_experts: int
-    n_experts_used: int
-    block_size: int
-    mask_token: int
-    target_layers: tuple[int, ...]
-    markov_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The image encoder and its aligner."""
-
-    n_layers: int
-    hidden: int
-    ff: int
-    patch: int
-    downsample: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """One checkpoint's architecture. Counts are ``n_x``; widths carry the config's own meaning."""
-
-    family: str
-    vocab_size: int
-    hidden: int
-    expert_ff: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    rope_dim: int
-    q_lora: int
-    o_lora: int
-    o_groups: int
-    n_experts: int
-    n_shared_experts: int
-    n_experts_used: int
-    n_hash_layers: int
-    scoring_func: str
-    norm_weights: bool
-    weights_scale: float
-    swiglu_limit: float
-    rms_eps: float
-    sliding_window: int
-    context: int
-    rope_theta: float
-    compress_rope_theta: float
-    rope_scaling: RopeScaling
-    compress_ratios: tuple[int, ...]
-    kv_sources: tuple[int, ...]
-    index_sources: tuple[int, ...]
-    index_heads: int
-    index_dim: int
-    index_top_k: int
-    candidate: CandidateConfig | None
-    hc_mult: int
-    hc_iterations: int
-    hc_eps: float
-    bos_token: int
-    eos_token: int
-    scale_block: tuple[int, int]
-    engram: EngramConfig | None
-    draft: DraftConfig
-    vision: VisionConfig | None
-
-    @property
-    def layer_ratios(self) -> tuple[int, ...]:
-        """Compression ratio of each of the ``n_layers`` trunk layers (0 = sliding window only)."""
-        return self.compress_ratios[: self.n_layers]
-
-
-def read_config(config: Mapping[str, object]) -> ModelConfig:
+def read_config(
+    config: Mapping[str, object], *, file: Path | None = None, stored: Iterable[str] = ()
+) -> ModelConfig:
     """The architecture that a parsed config.json describes.
 
+    Args:
+        config: The parsed file.
+        file: Where it lies, for messages.
+        stored: Names of the tensors that lie beside it: a key of the draft that is missing is told
+            with what there is of a draft.
+
     Raises:
-        ConfigError: Unknown architecture, missing key, wrong kind of value, or lists whose lengths
-            do not fit the number of layers.
+        ConfigError: Unknown architecture, missing key, wrong kind of value, or values that
+            contradict each other (`pipeline.model.config_checks`).
     """
+    try:
+        model = _read(config, stored)
+        check_config(model)
+    except ConfigError as error:
+        raise error.from_state(error.__dict__ | {"file": file and str(file)}) from None
+    return model
+
+
+def _read(config: Mapping[str, object], stored: Iterable[str]) -> ModelConfig:
     top = ConfigKeys(config)
     names = top.get("architectures", list)
     family = ARCHITECTURES.get(names[0] if names else "")
@@ -166,9 +93,25 @@ def read_config(config: Mapping[str, object]) -> ModelConfig:
             expected=" or ".join(ARCHITECTURES),
             found=names,
         )
-    text = top.inner("text_config") if "text_config" in top else top
+    nested = "text_config." if "text_config" in top else ""
+    text = top.inner("text_config") if nested else top
     _check_fixed(top, text)
-    return _checked(_model(family, top, text))
+    lacking = [nested + key for key in _DRAFT_KEYS[family] if key not in text]
+    if lacking:
+        _refuse_nameless_draft(lacking, stored)
+    return _model(family, top, text)
+
+
+def _refuse_nameless_draft(lacking: Sequence[str], stored: Iterable[str]) -> None:
+    names = [name for name in stored if name.startswith(DRAFT_PREFIX)]
+    if names:
+        n_stages = len({name.split(".")[1] for name in names})
+        raise ConfigError(
+            f"config.json lacks {', '.join(lacking)}, but the checkpoint holds a draft",
+            expected=f"keys that describe {n_stages:,} stages",
+            found=f"{len(names):,} tensors {DRAFT_PREFIX}*",
+            next_step=SAME_RELEASE,
+        )
 
 
 def _check_fixed(top: ConfigKeys, text: ConfigKeys) -> None:
@@ -301,38 +244,3 @@ def _vision(top: ConfigKeys) -> VisionConfig:
         patch=vision.count("patch_size"),
         downsample=vision.count("downsample_ratio"),
     )
-
-
-def _checked(model: ModelConfig) -> ModelConfig:
-    n_blocks = model.n_layers + model.draft.n_stages
-    if len(model.compress_ratios) != n_blocks:
-        raise ConfigError(
-            "config.json compress_ratios must have one entry per layer and draft stage",
-            expected=n_blocks,
-            found=len(model.compress_ratios),
-        )
-    listed = {
-        "kv_source_layer_ids": model.kv_sources,
-        "index_source_layer_ids": model.index_sources,
-        "engram_layer_ids": model.engram.layers if model.engram else (),
-        "dspark_target_layer_ids": model.draft.target_layers,
-    }
-    for key, layers in listed.items():
-        if list(layers) != sorted(set(layers)) or any(n >= model.n_layers for n in layers):
-            raise ConfigError(
-                f"config.json {key} must be increasing layer numbers below {model.n_layers}",
-                found=list(layers),
-            )
-    if model.engram and len(model.engram.n_rows) != len(model.engram.layers):
-        raise ConfigError(
-            "config.json engram_num_embeddings must have one entry per engram layer",
-            expected=len(model.engram.layers),
-            found=len(model.engram.n_rows),
-        )
-    if model.n_experts_used > model.n_experts:
-        raise ConfigError(
-            "config.json asks for more experts per token than there are",
-            expected=f"at most {model.n_experts}",
-            found=model.n_experts_used,
-        )
-    return model

@@ -14,8 +14,12 @@ from pipeline.gguf.model_file import GgufModel
 from pipeline.model.config import CandidateConfig
 from pipeline.model.contract.sizes import ENGRAM_NAMES, layers_with
 from pipeline.model.engram.arithmetic import layer_offsets, running_offsets, split_layers
+from pipeline.model.form import Architecture
 from pipeline.model.layout import Layout
-from pipeline.model.metadata.header_keys import PREFIX, HeaderKeys
+from pipeline.model.metadata.header_keys import HeaderKeys
+
+PREFIX = f"{Architecture.DEEPSEEK41}."
+"""How the keys begin; no other architecture has two layouts."""
 
 _CANDIDATE_NAMES = (
     ("attention.indexer.candidate_source_layer", "attention.candidate_source_layer_id",
@@ -72,7 +76,7 @@ def read_hash_facts(model: GgufModel, layout: Layout) -> HashFacts:
         FormatError: A key is missing, an array has a wrong length, or the offsets are not those of
             the layout.
     """
-    keys, names = HeaderKeys(model.key_values), ENGRAM_NAMES[layout]
+    keys, names = _keys(model), ENGRAM_NAMES[layout]
     layers = keys.numbers(names["layers"])
     max_ngram, n_heads = keys.number(names["max_ngram"]), keys.number(names["n_heads"])
     n_columns = (max_ngram - 1) * n_heads
@@ -89,6 +93,10 @@ def read_hash_facts(model: GgufModel, layout: Layout) -> HashFacts:
     )
     _check_offsets(keys, names["offsets"], facts, layout)
     return facts
+
+
+def _keys(model: GgufModel) -> HeaderKeys:
+    return HeaderKeys(model.key_values, Architecture.DEEPSEEK41)
 
 
 def _per_layer(
@@ -147,7 +155,7 @@ def read_source_facts(model: GgufModel) -> SourceFacts:
     Raises:
         FormatError: The file does not say how candidates are selected.
     """
-    keys = HeaderKeys(model.key_values)
+    keys = _keys(model)
     kv_sources = keys.find_numbers("attention.kv_source_layers", "attention.kv_source_layer_ids")
     index_sources = keys.find_numbers(
         "attention.indexer.source_layers", "attention.index_source_layer_ids"

@@ -14,9 +14,9 @@ from pipeline.gguf.keys import KeyValue, ValueType, array, flag, i32, u32
 from pipeline.gguf.model_file import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT, GgufModel
 from pipeline.model.engram.arithmetic import layer_offsets, next_prime, running_offsets
 from pipeline.model.layout import Layout
-from pipeline.model.metadata.header_keys import PREFIX
 from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
 from pipeline.relayout.facts import (
+    PREFIX,
     HashFacts,
     SourceFacts,
     read_hash_facts,

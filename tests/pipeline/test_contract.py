@@ -1,20 +1,20 @@
-"""The loader contract: what plans write passes, and each way to break a file is named."""
+"""V4.1's loader contract: what plans write passes, and each way to break a file is named."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
 from pipeline.errors import FormatError
 from pipeline.gguf.keys import ValueType, array, f32, flag, i32, text, u32
 from pipeline.gguf.model_file import GgufModel, read_model
-from pipeline.gguf.reader import GgufTensor
-from pipeline.model.contract.check import check_contract, layout_of
+from pipeline.model.contract.check import check_contract
+from pipeline.model.contract.form import V41_FORMS, form_of
+from pipeline.model.form import V41_FORK
 from pipeline.model.layout import Layout
 from pipeline.model.metadata.required import UNION_KEYS
 from pipeline.quant.types import TYPES
 from tests.gguf_builder import full_plan, small_plan, write_hollow, write_plan
+from tests.gguf_forms import extra, tensor, with_keys, with_tensors
 
 P = "deepseek41."
 BOTH = pytest.mark.parametrize("layout", Layout, ids=str)
@@ -38,45 +38,14 @@ def mainline(models) -> GgufModel:
     return models[Layout.MAINLINE]
 
 
-def with_keys(model: GgufModel, *entries, without=()) -> GgufModel:
-    first = model.files[0]
-    keys = {key: entry for key, entry in first.key_values.items() if key not in without}
-    keys |= {entry.key: entry for entry in entries}
-    return GgufModel((replace(first, key_values=keys), *model.files[1:]))
-
-
-def with_tensors(model: GgufModel, *tensors: GgufTensor, without=()) -> GgufModel:
-    """Tensors replaced or added (in the first shard), or left out."""
-    left = list(tensors)
-    files = []
-    for file in model.files:
-        kept = {name: t for name, t in file.tensors.items() if name not in without}
-        for tensor in tuple(left):
-            if tensor.name in kept:
-                kept[tensor.name] = tensor
-                left.remove(tensor)
-        files.append(replace(file, tensors=kept))
-    files[0] = replace(files[0], tensors={**files[0].tensors, **{t.name: t for t in left}})
-    n_tensors = sum(len(file.tensors) for file in files)
-    return with_keys(GgufModel(tuple(files)), i32("split.tensors.count", n_tensors))
-
-
-def tensor(model: GgufModel, name: str, **changes) -> GgufTensor:
-    return replace(model.tensors[name][1], **changes)
-
-
-def extra(name: str, ne=(4,), type_name="F32") -> GgufTensor:
-    return GgufTensor(name, ne, TYPES[type_name], 0, 16)
-
-
 def messages(model: GgufModel, layout: Layout) -> list[str]:
-    return [str(problem) for problem in check_contract(model, layout)]
+    return [str(problem) for problem in check_contract(model, V41_FORMS[layout])]
 
 
 @BOTH
 def test_planned_file_fulfils_the_contract(models, layout):
     assert messages(models[layout], layout) == []
-    assert layout_of(models[layout]) is layout
+    assert form_of(models[layout]) == V41_FORMS[layout]
 
 
 @BOTH
@@ -105,6 +74,13 @@ def test_every_tensor_that_is_left_out_is_named(models, layout):
         else:
             assert len(named) == 1
             assert name in named[0]
+
+
+def test_the_file_that_holds_the_tensor_is_named(fork):
+    no, stored = fork.tensors["blk.3.engram_embd.weight"]
+    assert no > 0
+    (named,) = messages(with_tensors(fork, tensor(fork, stored.name, ne=(32, 7))), Layout.FORK)
+    assert f"file {fork.files[no].path}; tensor {stored.name}" in named
 
 
 @BOTH
@@ -152,8 +128,8 @@ def test_ik_types_go_with_the_fork_layout_only(mainline, fork):
         ("mtp.0.attn_norm.weight", "MTP module is a file of its own"),
         ("blk.3.attn_compressor_kv.weight", "no source"),
         ("blk.4.attn_compressor_gate.weight", "no source of this kind, or has no use"),
-        ("blk.0.engram_q.weight", "none of this layout's engram"),
-        ("rope_freqs.weight", "No loader of this layout knows it"),
+        ("blk.0.engram_q.weight", "none of the engram tensors"),
+        ("rope_freqs.weight", "No loader of this form knows it"),
     ],
     ids=lambda value: value,
 )
@@ -326,8 +302,8 @@ def test_accepted_spellings_of_a_key_pass(mainline):
 
 def test_nine_keys_alone_pass_where_the_union_is_not_asked_for(fork):
     bare = with_keys(fork, without=UNION_KEYS)
-    assert len(check_contract(bare, Layout.FORK)) == len(UNION_KEYS)
-    assert check_contract(bare, Layout.FORK, union=False) == []
+    assert len(check_contract(bare, V41_FORK)) == len(UNION_KEYS)
+    assert check_contract(bare, V41_FORK, union=False) == []
 
 
 FOREIGN = {
@@ -341,10 +317,12 @@ FOREIGN = {
 def test_unknown_dialect_is_refused_by_name(fork, tensors, dropped, name):
     without = [k for k in fork.key_values if any(k.startswith(prefix) for prefix in dropped)]
     with pytest.raises(FormatError, match=name):
-        layout_of(with_keys(with_tensors(fork, *tensors), without=without))
+        form_of(with_keys(with_tensors(fork, *tensors), without=without))
 
 
-@pytest.mark.parametrize("architecture", ["deepseek4", "dflash"])
-def test_other_architecture_is_refused(fork, architecture):
-    with pytest.raises(FormatError, match=f"found {architecture}"):
-        layout_of(with_keys(fork, text("general.architecture", architecture)))
+def test_other_architecture_is_refused(fork):
+    other = with_keys(fork, text("general.architecture", "deepseek2"))
+    with pytest.raises(FormatError, match="found deepseek2"):
+        form_of(other)
+    with pytest.raises(FormatError, match="found none"):
+        form_of(with_keys(fork, without=["general.architecture"]))

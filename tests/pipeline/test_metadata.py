@@ -174,7 +174,7 @@ def metadata(
 def test_header_holds_what_loaders_demand_and_nothing_unknown(layout: Layout) -> None:
     found = {entry.key: (entry.type, entry.element) for entry in header(layout)}
     labels = {"general.type": (ValueType.STRING, None), "general.license": (ValueType.STRING, None)}
-    assert found == {**required_keys(layout), **labels}
+    assert found == {**required_keys(target_form(config(), layout)), **labels}
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_pruned_model_says_its_own_expert_count() -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        pytest.param({"model": {"family": "v4"}}, ConfigError, "only V4.1", id="V4"),
-        pytest.param({"model": {"engram": None}}, ConfigError, "engram_", id="no engram"),
+        pytest.param({"model": {"family": "v4"}}, ConfigError, "one layout", id="V4"),
+        pytest.param({"model": {"engram": None}}, ConfigError, "without engram", id="no engram"),
         pytest.param({"model": {"candidate": None}}, ConfigError, "candidate_", id="no candidate"),
         pytest.param({"model": {"scoring_func": "sigmoid"}}, ConfigError, "scoring", id="scoring"),
         pytest.param({"model": {"eos_token": 5}}, SourceError, "belong together", id="other eos"),

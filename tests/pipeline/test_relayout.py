@@ -13,7 +13,8 @@ from pipeline import files
 from pipeline.errors import FormatError, OutputError
 from pipeline.gguf.keys import KeyValue, ValueType, array, i32, u32
 from pipeline.gguf.model_file import GgufModel, read_model
-from pipeline.model.contract.check import check_contract, layout_of
+from pipeline.model.contract.check import check_contract
+from pipeline.model.contract.form import form_of
 from pipeline.model.engram.check import check_gguf_engram
 from pipeline.model.engram.keys import engram_keys
 from pipeline.model.layout import Layout
@@ -21,7 +22,8 @@ from pipeline.model.metadata.required import MAINLINE_KEYS, UNION_KEYS
 from pipeline.quant.types import TYPES
 from pipeline.relayout.facts import HashFacts, SourceFacts
 from pipeline.relayout.keys import layout_keys, prime_start
-from pipeline.relayout.run import plan_relayout, relayout
+from pipeline.relayout.run import relayout
+from pipeline.relayout.shards import plan_relayout
 from tests.gguf_builder import (
     TOKEN_MAP,
     bf16,
@@ -73,7 +75,7 @@ def mainline_contents(fork: dict[str, bytes], factors: str) -> dict[str, bytes]:
 def assert_whole(path: Path) -> GgufModel:
     """The model at ``path``, good for its loaders and with engram tables that fit."""
     model = read_model(path)
-    assert check_contract(model, layout_of(model)) == []
+    assert check_contract(model, form_of(model)) == []
     assert check_gguf_engram(model).problems == ()
     return model
 

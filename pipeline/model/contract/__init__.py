@@ -1,1 +1,1 @@
-"""What a loader of each layout demands of a file, stated apart from what we write."""
+"""What a loader of each form demands of a file, stated apart from what we write."""

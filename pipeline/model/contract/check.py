@@ -1,4 +1,4 @@
-"""What a loader demands of a finished V4.1 file, checked on the file itself.
+"""What a loader demands of a finished file, checked on the file itself.
 
 The other oracles hold a file against its plan; this one holds it against a statement of its own
 that shares no table with the writer: keys and types, values that must agree, every tensor with the
@@ -10,75 +10,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.errors import FormatError
-from pipeline.gguf.keys import KeyValue, i32, u16
-from pipeline.gguf.model_file import GgufModel
+from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, GgufModel, split_keys
 from pipeline.model.contract.keys import check_keys
-from pipeline.model.contract.sizes import read_sizes
+from pipeline.model.contract.ratios import check_ratios
+from pipeline.model.contract.sizes import Sizes, read_sizes
 from pipeline.model.contract.sources import check_candidates, check_sources
 from pipeline.model.contract.tensors import check_tensors
 from pipeline.model.contract.values import check_values
-from pipeline.model.engram.dialect import recognise
-from pipeline.model.layout import Layout
+from pipeline.model.form import Architecture, Form
 from pipeline.model.metadata.header_keys import HeaderKeys
 
-_ARCHITECTURE = "deepseek41"
 
-
-def layout_of(model: GgufModel) -> Layout:
-    """Which loaders ``model`` is for.
-
-    Raises:
-        FormatError: It is no `deepseek41` model, or one in a form that other projects made up; the
-            form is named.
-    """
-    path = model.files[0].path
-    architecture = model.key_values.get("general.architecture")
-    if architecture is None or architecture.value != _ARCHITECTURE:
-        raise FormatError(
-            "the model is not of this architecture",
-            file=path,
-            expected=_ARCHITECTURE,
-            found="none" if architecture is None else str(architecture.value),
-        )
-    dialect = recognise(model.tensors, model.key_values)
-    if dialect.layout is None:
-        raise FormatError(
-            f"the model is a {_ARCHITECTURE} in a form that no common loader reads",
-            file=path,
-            expected=" or ".join(Layout),
-            found=dialect.name,
-            next_step="Convert the released checkpoint instead.",
-        )
-    return dialect.layout
-
-
-def check_contract(model: GgufModel, layout: Layout, *, union: bool = True) -> list[FormatError]:
-    """Everything about ``model`` that a loader of ``layout`` would refuse or silently misread.
+def check_contract(model: GgufModel, form: Form, *, union: bool = True) -> list[FormatError]:
+    """Everything about ``model`` that a loader of ``form`` would refuse or silently misread.
 
     Args:
         model: Headers of all its files.
-        layout: The loaders it is for.
-        union: In the fork layout, also ask for the keys that single branches read beside the nine
-            that all do. Files of other makers may lack them.
+        form: The loaders it is for.
+        union: Also ask for the keys that only some loaders read, or that they do without. Files
+            of other makers may lack them.
 
     Returns:
         One error per problem; none if the model is good.
     """
+    return [_placed(problem, model) for problem in _problems(model, form, union=union)]
+
+
+def _problems(model: GgufModel, form: Form, *, union: bool) -> list[FormatError]:
     problems = [
-        *check_keys(model.key_values, layout, union=union),
-        *check_values(model.key_values, layout),
+        *check_keys(model.key_values, form, union=union),
+        *check_values(model.key_values, form),
+        *check_ratios(model.key_values, form),
         *_check_splits(model),
     ]
-    keys = HeaderKeys(model.key_values)
     try:
-        sizes = read_sizes(keys, layout, model.tensors)
+        sizes = read_sizes(model, form)
     except FormatError as error:
         # Without sizes there is nothing to hold the tensors against; the missing key is named.
         return problems or [error]
-    problems += check_sources(sizes)
-    problems += check_candidates(keys, sizes)
-    problems += check_tensors(model, sizes, layout)
+    problems += _check_between_layers(model, sizes, form)
+    problems += check_tensors(model, sizes, form)
     return problems
+
+
+def _placed(problem: FormatError, model: GgufModel) -> FormatError:
+    """``problem`` with the file it is in: the tensor's, or the first, which has the keys."""
+    held = [f for f in model.files if problem.tensor in f.tensors]
+    return FormatError(
+        problem.what,
+        file=problem.file or (held or model.files)[0].path,
+        tensor=problem.tensor,
+        expected=problem.expected,
+        found=problem.found,
+        next_step=problem.next_step,
+    )
+
+
+def _check_between_layers(model: GgufModel, sizes: Sizes, form: Form) -> Iterator[FormatError]:
+    if form.architecture is Architecture.DEEPSEEK41:
+        yield from check_sources(sizes)
+        yield from check_candidates(HeaderKeys(model.key_values, form.architecture), sizes)
 
 
 def _check_splits(model: GgufModel) -> Iterator[FormatError]:
@@ -87,12 +78,9 @@ def _check_splits(model: GgufModel) -> Iterator[FormatError]:
     if count == 1:
         return
     for no, file in enumerate(model.files):
-        wanted: list[KeyValue] = [u16("split.no", no), u16("split.count", count)]
-        if no == 0:
-            wanted.append(i32("split.tensors.count", len(model.tensors)))
-        for entry in wanted:
+        for entry in split_keys(no, count, len(model.tensors)):
             found = file.key_values.get(entry.key)
-            if found != entry:
+            if found != entry and (no == 0 or entry.key != SPLIT_TENSORS_COUNT):
                 yield FormatError(
                     f"{entry.key} does not fit this shard",
                     file=file.path,

@@ -1,4 +1,4 @@
-"""The keys a loader of either layout asks for: present, of a type it takes, and none it trips over.
+"""The keys a loader of each form asks for: present, of a type it takes, and none it trips over.
 
 Which types pass beside the written one was found by changing each once in a running engine: loaders
 take either signedness for lists of small integers, and for nothing else.
@@ -6,33 +6,81 @@ take either signedness for lists of small integers, and for nothing else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from pipeline.errors import FormatError
 from pipeline.gguf.keys import KeyValue, ValueType
-from pipeline.model.layout import Layout
-from pipeline.model.metadata.header_keys import PREFIX
-from pipeline.model.metadata.required import UNION_KEYS, KeyType, required_keys
+from pipeline.model.contract.form import V41_FLAGS
+from pipeline.model.form import V4_DRAFT, V4_TARGET, V41_DRAFT, V41_FORK, V41_MAINLINE, Form
+from pipeline.model.metadata.required import KeyType, required_keys, spare_keys
 
 _EITHER_SIGN: Mapping[KeyType, KeyType] = {
     (ValueType.ARRAY, ValueType.INT32): (ValueType.ARRAY, ValueType.UINT32),
     (ValueType.ARRAY, ValueType.UINT32): (ValueType.ARRAY, ValueType.INT32),
 }
 _ONE_FOR_ALL_LAYERS: KeyType = (ValueType.FLOAT32, None)
-_CLAMPS = (f"{PREFIX}swiglu_clamp_exp", f"{PREFIX}swiglu_clamp_shexp")
+_CLAMPS = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
 
-_MAINLINE_ENGRAM = (f"{PREFIX}engram.token_map", f"{PREFIX}engram.pad_token_id")
-"""The only ``engram.*`` keys of the mainline layout."""
+
+@dataclass(frozen=True, slots=True)
+class _Stray:
+    """Keys of one form that must not be there; ``rule`` matches what follows the architecture."""
+
+    rule: str
+    what: str
+    expected: str
+    next_step: str | None = None
+
+
+_MTP = _Stray(
+    r"nextn_predict_layers",
+    "announces MTP blocks",
+    "none: the MTP module is a file of its own",
+    "A DSpark stage that block_count counts is run as one more layer, without a word.",
+)
+_MAINLINE_KEY = _Stray(
+    r"ple\..*",
+    "belongs to the mainline layout",
+    "no ple.* key in the fork layout",
+    "Readers of both layouts would take this file for the other one.",
+)
+_FORK_KEY = _Stray(
+    r"engram\.(?!(token_map|pad_token_id)$).*",
+    "belongs to the fork layout",
+    "no engram.* key but engram.token_map and engram.pad_token_id",
+    "Some readers prefer it and would look up wrong rows of the one table.",
+)
+_ENGRAM_KEY = _Stray(
+    r"(engram|ple)\..*|embedding_length_per_layer_input",
+    "is about engram tables",
+    "none: only V4.1's target has such tables",
+)
+_V41_FLAG = _Stray(
+    "|".join(map(re.escape, V41_FLAGS)),
+    "calls this a V4.1 draft",
+    "none in a draft with output_hc_* tensors",
+)
+
+_STRAYS: Mapping[Form, tuple[_Stray, ...]] = {
+    V41_MAINLINE: (_MTP, _FORK_KEY),
+    V41_FORK: (_MTP, _MAINLINE_KEY),
+    V4_TARGET: (_MTP, _ENGRAM_KEY),
+    V41_DRAFT: (_MTP, _ENGRAM_KEY),
+    V4_DRAFT: (_MTP, _ENGRAM_KEY, _V41_FLAG),
+}
 
 
 def check_keys(
-    entries: Mapping[str, KeyValue], layout: Layout, *, union: bool
+    entries: Mapping[str, KeyValue], form: Form, *, union: bool
 ) -> Iterator[FormatError]:
     """A problem for each key that is missing, has a type loaders refuse, or must not be there."""
-    for key, wanted in required_keys(layout).items():
-        if union or key not in UNION_KEYS or layout is Layout.MAINLINE:
+    spared = frozenset() if union else spare_keys(form)
+    for key, wanted in required_keys(form).items():
+        if key not in spared:
             yield from _check_key(key, wanted, entries.get(key))
-    yield from _stray_keys(entries, layout)
+    yield from _stray_keys(entries, form)
 
 
 def _check_key(key: str, wanted: KeyType, entry: KeyValue | None) -> Iterator[FormatError]:
@@ -47,30 +95,20 @@ def _check_key(key: str, wanted: KeyType, entry: KeyValue | None) -> Iterator[Fo
 
 
 def _accepted(key: str, wanted: KeyType) -> tuple[KeyType, ...]:
-    also = (_ONE_FOR_ALL_LAYERS,) if key in _CLAMPS else ()
+    also = (_ONE_FOR_ALL_LAYERS,) if key.endswith(_CLAMPS) else ()
     return (wanted, *also, *((_EITHER_SIGN[wanted],) if wanted in _EITHER_SIGN else ()))
 
 
-def _stray_keys(entries: Mapping[str, KeyValue], layout: Layout) -> Iterator[FormatError]:
+def _stray_keys(entries: Mapping[str, KeyValue], form: Form) -> Iterator[FormatError]:
+    prefix = f"{form.architecture}."
     for key in entries:
-        if layout is Layout.FORK and key.startswith(f"{PREFIX}ple."):
-            yield FormatError(
-                f"the key {key} belongs to the mainline layout",
-                expected="no ple.* key in the fork layout",
-                next_step="Readers of both layouts would take this file for the other one.",
-            )
-        is_engram = key.startswith(f"{PREFIX}engram.") and key not in _MAINLINE_ENGRAM
-        if layout is Layout.MAINLINE and is_engram:
-            yield FormatError(
-                f"the key {key} belongs to the fork layout",
-                expected=f"no engram.* key but {' and '.join(_MAINLINE_ENGRAM)}",
-                next_step="Some readers prefer it and would look up wrong rows of the one table.",
-            )
-        if key == f"{PREFIX}nextn_predict_layers":
-            yield FormatError(
-                f"the key {key} announces MTP blocks",
-                expected="none: the MTP module is a file of its own",
-            )
+        for stray in _STRAYS[form]:
+            if key.startswith(prefix) and re.fullmatch(stray.rule, key.removeprefix(prefix)):
+                yield FormatError(
+                    f"the key {key} {stray.what}",
+                    expected=stray.expected,
+                    next_step=stray.next_step,
+                )
 
 
 def _type_name(key_type: KeyType) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.model.config import EngramConfig, ModelConfig
 from pipeline.model.engram.arithmetic import bucket_sizes, row_counts
-from pipeline.model.engram.dialect import recognise
+from pipeline.model.engram.dialect import engram_tensors, recognise
 from pipeline.model.engram.facts import (
     EngramFacts,
     check_factors,
@@ -23,12 +23,16 @@ from pipeline.model.engram.facts import (
 )
 from pipeline.model.engram.findings import EngramChecks, EngramReport, EngramRow, row_cause
 from pipeline.model.engram.layout_check import HeaderLike, check_layout
+from pipeline.model.form import Architecture
 from pipeline.model.layout import Layout
 
 __all__ = ["EngramReport", "EngramRow", "check_checkpoint_engram", "check_gguf_engram"]
 
 TableShapes = tuple[tuple[int, ...], tuple[int, ...]]
 """Shapes (numpy order) of a table's ``embed.weight`` and ``embed.scale``."""
+
+_WITHOUT_ENGRAM = (Architecture.DEEPSEEK4, Architecture.DFLASH)
+_NO_READER = "Only the target of V4.1 has them; no loader of this architecture reads one."
 
 _SCALE_GROUP = 32
 """Values of a table row that share a scale (checkpoint: 8 scales per 256 values)."""
@@ -137,7 +141,11 @@ def check_gguf_engram(model: HeaderLike) -> EngramReport:
     """The engram tables of a GGUF against its hash constants, and those against their rules.
 
     The layout is recognised by the tensors. Forms that no common loader reads are refused by name.
+    A V4 target and a draft have no tables; that they have none is all there is to check.
     """
+    architecture = model.key_values.get("general.architecture")
+    if architecture is not None and architecture.value in _WITHOUT_ENGRAM:
+        return _check_absence(model, str(architecture.value))
     dialect = recognise(model.tensors, model.key_values)
     checks = EngramChecks(dialect.name)
     layout = dialect.layout
@@ -151,6 +159,13 @@ def check_gguf_engram(model: HeaderLike) -> EngramReport:
         check_factors(facts, checks)
         check_primes(facts, _first_prime(model, facts), checks)
         check_layout(model, facts, layout, checks)
+    return checks.report()
+
+
+def _check_absence(model: HeaderLike, architecture: str) -> EngramReport:
+    checks = EngramChecks(f"{architecture}: a model without engram tables")
+    found = engram_tensors(model.tensors)
+    checks.equal("engram tensors", "none", ", ".join(found) or "none", cause=_NO_READER)
     return checks.report()
 
 

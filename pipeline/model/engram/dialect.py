@@ -13,6 +13,7 @@ from pipeline.model.layout import Layout
 
 MAINLINE_TABLE = "per_layer_token_embd.weight"
 _FORK_TABLE = re.compile(r"blk\.\d+\.engram_embd\.weight")
+_ANY_ENGRAM = re.compile(r"per_layer_token_embd\.weight|.*\bengram_.*")
 _KEYS = "deepseek41.engram."
 
 
@@ -83,3 +84,8 @@ def _fork_or_relative(keys: Collection[str]) -> Dialect:
 def table_layers(tensors: Collection[str]) -> tuple[int, ...]:
     """The layers that have a table of their own (fork layout), in order."""
     return tuple(sorted(int(name.split(".")[1]) for name in tensors if _FORK_TABLE.fullmatch(name)))
+
+
+def engram_tensors(tensors: Collection[str]) -> tuple[str, ...]:
+    """The names among ``tensors`` that are those of engram tensors, in any form."""
+    return tuple(sorted(name for name in tensors if _ANY_ENGRAM.fullmatch(name)))
