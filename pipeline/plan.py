@@ -27,7 +27,12 @@ from itertools import accumulate
 from pipeline.errors import PlanError
 from pipeline.gguf.header import TensorInfo, encode_padded_header, padded, padded_header_nbytes
 from pipeline.gguf.keys import KeyValue
-from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, shard_file_name, split_keys
+from pipeline.gguf.model_file import (
+    SPLIT_COUNT,
+    SPLIT_TENSORS_COUNT,
+    shard_file_name,
+    split_keys,
+)
 from pipeline.model.config import ModelConfig
 from pipeline.model.form import Form
 from pipeline.model.layout import Layout
@@ -40,6 +45,15 @@ PAGE = 4096
 """Data regions start at a multiple of this, and page-multiple tensors come first, so that large
 tensors can be read, mapped and shared by pages while ``general.alignment`` stays at its default
 (files with a larger one are corrupted by common requantizers)."""
+
+
+_LEFT_OUT_SPLIT_KEYS: Mapping[str, tuple[str, ...]] = {
+    "experts": (SPLIT_TENSORS_COUNT,),
+    "engram": (SPLIT_TENSORS_COUNT, SPLIT_COUNT),
+}
+"""Loaders take both counts from the first shard. The number of all tensors differs between the
+layouts and would be all that keeps their expert shards apart; the number of shards differs between
+recipes and would be all that keeps equal engram tables apart."""
 
 
 class Transform(StrEnum):
@@ -210,12 +224,8 @@ def make_plan(
 
 
 def _split_keys(no: int, count: int, n_tensors: int, kind: str) -> tuple[KeyValue, ...]:
-    keys = split_keys(no, count, n_tensors)
-    if kind != "experts":
-        return keys
-    # The number of all tensors differs between the layouts and would be all that keeps their
-    # expert shards apart; loaders read it from the first shard only.
-    return tuple(key for key in keys if key.key != SPLIT_TENSORS_COUNT)
+    left_out = _LEFT_OUT_SPLIT_KEYS.get(kind, ())
+    return tuple(key for key in split_keys(no, count, n_tensors) if key.key not in left_out)
 
 
 def _group(

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import luigi
-from pipeline.model.contract.pair import check_pair
 
 from pipeline.errors import VerifyError, raise_problems
 from pipeline.gguf.digests import check_digests
 from pipeline.gguf.model_file import GgufModel, read_shards
 from pipeline.model.contract.check import check_contract
+from pipeline.model.contract.pair import check_pair
 from pipeline.model.engram.check import check_gguf_engram
 from pipeline.plan import Plan
 from pipeline.report.tables import render_text

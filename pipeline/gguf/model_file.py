@@ -182,8 +182,8 @@ def _check_set(files: Sequence[GgufFile]) -> None:
     for no, file in enumerate(files):
         for expected in split_keys(no, len(files), n_tensors):
             found = file.key_values.get(expected.key)
-            # Loaders take the tensor count from the first shard, so the others may leave it out.
-            is_optional = no > 0 and expected.key == SPLIT_TENSORS_COUNT
+            # Loaders take the counts from the first shard, so the others may leave them out.
+            is_optional = no > 0 and expected.key != SPLIT_NO
             if found != expected and not (found is None and is_optional):
                 raise FormatError(
                     f"{expected.key} does not fit this place in the set",

@@ -11,7 +11,6 @@ from pipeline.errors import FormatError, OutputError
 from pipeline.gguf.header import TensorInfo, encode_padded_header, padded
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import (
-    SPLIT_TENSORS_COUNT,
     GgufModel,
     draft_stem,
     model_stem,
@@ -112,8 +111,8 @@ def _split_keys(model: GgufModel, no: int, n_tensors: int) -> tuple[KeyValue, ..
     if len(model.files) == 1:
         return ()
     keys = split_keys(no, len(model.files), n_tensors)
-    has_total = SPLIT_TENSORS_COUNT in model.files[no].key_values
-    return tuple(key for key in keys if has_total or key.key != SPLIT_TENSORS_COUNT)
+    has = model.files[no].key_values
+    return tuple(key for key in keys if key.key in has)
 
 
 def _relaid(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.errors import FormatError
-from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, GgufModel, split_keys
+from pipeline.gguf.model_file import SPLIT_NO, GgufModel, split_keys
 from pipeline.model.contract.keys import check_keys
 from pipeline.model.contract.ratios import check_ratios
 from pipeline.model.contract.sizes import Sizes, read_sizes
@@ -73,14 +73,14 @@ def _check_between_layers(model: GgufModel, sizes: Sizes, form: Form) -> Iterato
 
 
 def _check_splits(model: GgufModel) -> Iterator[FormatError]:
-    """Every shard says its number and their count; the first also how many tensors there are."""
+    """Every shard says its number; the first also how many shards and tensors there are."""
     count = len(model.files)
     if count == 1:
         return
     for no, file in enumerate(model.files):
         for entry in split_keys(no, count, len(model.tensors)):
             found = file.key_values.get(entry.key)
-            if found != entry and (no == 0 or entry.key != SPLIT_TENSORS_COUNT):
+            if found != entry and (no == 0 or entry.key == SPLIT_NO):
                 yield FormatError(
                     f"{entry.key} does not fit this shard",
                     file=file.path,
