@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.miniature.checkpoint import write_miniature
 from pipeline.miniature.size import MiniatureSize
+from pipeline.miniature.v4_size import V4Size
 
 SMALL = MiniatureSize(
     n_layers=6,
@@ -23,6 +24,17 @@ SMALL = MiniatureSize(
     vocab_size=512,
 )
 
+SMALL_V4 = V4Size(
+    n_layers=5,
+    hidden=256,
+    n_heads=2,
+    o_groups=1,
+    o_lora=256,
+    n_experts=4,
+    n_experts_used=2,
+    vocab_size=512,
+)
+
 
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,4 +49,20 @@ def small_miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest checkpoint that has every kind of tensor: made and converted in a blink."""
     folder = tmp_path_factory.mktemp("small checkpoint")
     write_miniature(folder, SMALL, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def v4_miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A miniature of V4-Flash-0731; tests that change it copy it first."""
+    folder = tmp_path_factory.mktemp("V4 miniature checkpoint")
+    write_miniature(folder, V4Size(), seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_v4_miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest V4 checkpoint that has a layer of every kind."""
+    folder = tmp_path_factory.mktemp("small V4 checkpoint")
+    write_miniature(folder, SMALL_V4, seed=1)
     return folder

@@ -1,21 +1,25 @@
-"""A small V4.1 checkpoint with weights, in the released layout."""
+"""A small checkpoint with weights, in the layout of the release that it is like."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.miniature.blueprint import Blueprint, write_blueprint
 from pipeline.miniature.released import dump_config, tokenizer_config_bytes
 from pipeline.miniature.shards import Shard, shards_of
-from pipeline.miniature.size import MiniatureSize, miniature_config, with_engram
+from pipeline.miniature.size import MiniatureSize
+from pipeline.miniature.v4_size import V4Size
 from pipeline.miniature.values import write_values
 from pipeline.miniature.vocabulary import small_vocabulary
 from pipeline.model.config import read_config
-from pipeline.model.engram.arithmetic import row_counts
 from pipeline.model.expected.tensors import expected_tensors
-from pipeline.model.tokens.token_map import compress_vocabulary
+
+AnySize = MiniatureSize | V4Size
+
+SIZES: Mapping[str, type[AnySize]] = {size.release: size for size in (MiniatureSize, V4Size)}
+"""Release -> the sizes that a miniature like it can have."""
 
 _WEIGHTS_VERSION = 1
 """Counts up when the same size and seed give other bytes."""
@@ -23,7 +27,7 @@ _WEIGHTS_VERSION = 1
 
 def write_miniature(
     folder: Path,
-    size: MiniatureSize,
+    size: AnySize,
     *,
     seed: int,
     progress: Callable[[int], None] | None = None,
@@ -50,18 +54,10 @@ def write_miniature(
     return write_blueprint(folder, blueprint, fill, disk_nbytes=nbytes)
 
 
-def miniature_blueprint(size: MiniatureSize, seed: int) -> Blueprint:
-    """Everything about a miniature but its weights.
-
-    The engram's rows and the compressed vocabulary come from the same rules that a converter
-    checks them by, and the tensors from the config alone.
-    """
-    tokenizer, token_ids = small_vocabulary(size.vocab_size)
-    config = miniature_config(size, token_ids)
-    n_compressed = int(compress_vocabulary(tokenizer, size.vocab_size).max()) + 1
-    engram = read_config(config).engram
-    assert engram is not None
-    config = with_engram(config, row_counts(engram), n_compressed)
+def miniature_blueprint(size: AnySize, seed: int) -> Blueprint:
+    """Everything about a miniature but its weights; the tensors follow from the config alone."""
+    vocabulary = small_vocabulary(size.vocab_size, size.release)
+    config = size.config(vocabulary)
     return Blueprint(
         origin={
             "kind": "miniature",
@@ -70,7 +66,7 @@ def miniature_blueprint(size: MiniatureSize, seed: int) -> Blueprint:
             "weights": _WEIGHTS_VERSION,
         },
         config=dump_config(config),
-        tokenizer=tokenizer,
+        tokenizer=vocabulary.tokenizer,
         tokenizer_config=tokenizer_config_bytes(),
         shards=shards_of(expected_tensors(read_config(config))),
     )

@@ -45,6 +45,7 @@ _KINDS = (
     (r"norm\d?\.weight$", Around(1.0, 0.1)),
     (r"\.engram\.[qk]_weight$", Around(1.0, 0.1)),
     (r"\.attn_sink$", Around(0.0, 1.0)),
+    (r"\.ape$", Around(0.0, 0.5)),
     (r"hc_\w+_base$", Around(0.0, 0.5)),
     (r"hc_\w+_scale$", Around(0.5, 0.05)),
     (r"gate\.bias(_vl)?$", Around(0.0, 0.1)),

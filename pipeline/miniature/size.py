@@ -1,20 +1,21 @@
-"""How small a miniature is, and the config.json that describes it."""
+"""How small a miniature of V4.1 is, and the config.json that describes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
-from pipeline.errors import ConfigError, raise_problems
 from pipeline.miniature.released import JsonObject, config_of
+from pipeline.miniature.size_rules import MIN_VOCAB, refuse_misfits
+from pipeline.miniature.vocabulary import Vocabulary
+from pipeline.model.config import read_config
+from pipeline.model.engram.arithmetic import row_counts
+from pipeline.model.tokens.token_map import compress_vocabulary
 
 N_WINDOW_LAYERS = 2
 """The first layers see a sliding window only, as in the release."""
 
 _MIN_LAYERS = 6
-_MIN_VOCAB = 512
-_ROW_STEP = 256
-"""Row widths are multiples of a K-quant super-block in the release, so here too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class MiniatureSize:
     The default is about 75 MB. ``engram_base`` is the number from which the bucket primes count:
     each table gets ``3 * engram_heads`` buckets of about that many rows.
     """
+
+    release: ClassVar[str] = "v4.1-flash"
 
     n_layers: int = 8
     hidden: int = 512
@@ -50,9 +53,6 @@ class MiniatureSize:
         Raises:
             ConfigError: One size breaks a rule; several raise `Problems`.
         """
-        raise_problems("the miniature's sizes do not fit", [*self._low(), *self._uneven()])
-
-    def _low(self) -> list[ConfigError]:
         least = {
             "n_layers": (self.n_layers, _MIN_LAYERS),
             "n_experts": (self.n_experts, self.n_experts_used),
@@ -61,18 +61,11 @@ class MiniatureSize:
             "n_draft_experts_used": (self.n_draft_experts_used, 1),
             "engram_base": (self.engram_base, 2),
             "engram_heads": (self.engram_heads, 1),
-            "vocab_size": (self.vocab_size, _MIN_VOCAB),
+            "vocab_size": (self.vocab_size, MIN_VOCAB),
             "index_heads": (self.index_heads, 1),
             "vision_layers": (self.vision_layers, 1),
             "vision_hidden": (self.vision_hidden, 1),
         }
-        return [
-            ConfigError(f"{name} is too low", expected=f"at least {low}", found=value)
-            for name, (value, low) in least.items()
-            if value < low
-        ]
-
-    def _uneven(self) -> list[ConfigError]:
         widths = {
             "hidden": (self.hidden, 1),
             "expert_ff": (self.expert_ff, 1),
@@ -81,15 +74,23 @@ class MiniatureSize:
             "n_heads * head_dim": (self.n_heads * self.head_dim, self.o_groups),
             "o_groups * o_lora": (self.o_groups * self.o_lora, 1),
         }
-        return [
-            ConfigError(
-                f"{name} must be a multiple of {groups * _ROW_STEP}",
-                found=value,
-                next_step="Rows are then whole blocks of every type, as in the release.",
-            )
-            for name, (value, groups) in widths.items()
-            if value < 1 or groups < 1 or value % (groups * _ROW_STEP)
-        ]
+        refuse_misfits(least, widths)
+
+    def config(self, vocabulary: Vocabulary) -> JsonObject:
+        """config.json: the released keys in their order, small values.
+
+        The engram's rows and the compressed vocabulary come from the same rules that a converter
+        checks them by.
+        """
+        config = _without_engram(self, vocabulary)
+        n_compressed = int(compress_vocabulary(vocabulary.tokenizer, self.vocab_size).max()) + 1
+        engram = read_config(config).engram
+        assert engram is not None
+        text = cast("JsonObject", config["text_config"]) | {
+            "engram_num_embeddings": list(row_counts(engram)),
+            "engram_compressed_vocab_size": n_compressed,
+        }
+        return config | {"text_config": text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +121,13 @@ class LayerKinds:
         )
 
 
-def miniature_config(size: MiniatureSize, token_ids: dict[str, int]) -> JsonObject:
-    """config.json of a miniature: the released keys in their order, small values.
-
-    Engram row counts and the compressed vocabulary are zero and one here; they follow from the
-    rest and from the tokenizer, and `with_engram` fills them in.
-
-    Args:
-        size: The sizes.
-        token_ids: Ids of the tokens that config.json names: ``image`` and ``draft_mask``.
-    """
-    config = config_of("v4.1-flash")
-    config["image_token_id"] = token_ids["image"]
+def _without_engram(size: MiniatureSize, vocabulary: Vocabulary) -> JsonObject:
+    """config.json whose engram rows and compressed vocabulary are still zero and one."""
+    config = config_of(size.release)
+    config["image_token_id"] = vocabulary.ids["image"]
     text = cast("JsonObject", config["text_config"])
     vision = cast("JsonObject", config["vision_config"])
-    text |= {**_widths(size), **_layers(size), **_draft(size, token_ids["draft_mask"])}
+    text |= {**_widths(size), **_layers(size), **_draft(size, vocabulary.ids["draft_mask"])}
     text |= {
         "engram_num_embeddings": [0, 0],
         "engram_vocab_size": size.engram_base,
@@ -148,15 +141,6 @@ def miniature_config(size: MiniatureSize, token_ids: dict[str, int]) -> JsonObje
         "intermediate_size": 2 * size.vision_hidden,
     }
     return config
-
-
-def with_engram(config: JsonObject, n_rows: tuple[int, ...], n_compressed: int) -> JsonObject:
-    """``config`` with the rows of each engram table and the size of the compressed vocabulary."""
-    text = cast("JsonObject", config["text_config"]) | {
-        "engram_num_embeddings": list(n_rows),
-        "engram_compressed_vocab_size": n_compressed,
-    }
-    return config | {"text_config": text}
 
 
 def _widths(size: MiniatureSize) -> JsonObject:

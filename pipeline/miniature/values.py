@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +17,38 @@ from pipeline.source.spec import TensorSpec
 Piece = tuple[TensorSpec, int, NDArray[np.uint8]]
 """A tensor, an offset in its bytes, and the bytes that belong there."""
 
+_HASH_TABLE = "tid2eid"
+
 
 def write_values(fd: int, path: Path, shard: Shard, seed: int) -> None:
     """Write every tensor of ``shard``; memory stays bounded by row chunks."""
     by_name = {spec.name: spec for spec in shard.tensors}
     for spec in shard.tensors:
-        if spec.dtype == "F8_E8M0":
-            continue  # written along with the weights it scales
-        scale = by_name.get(spec.name.removesuffix(".weight") + ".scale")
-        for target, offset, content in stored_pieces(spec, scale, seed):
+        for target, offset, content in stored_pieces(spec, by_name, seed):
             at = shard.offsets[target.name] + offset
             write_exact(fd, content.data.cast("B"), at, path)
 
 
-def stored_pieces(spec: TensorSpec, scale: TensorSpec | None, seed: int) -> Iterator[Piece]:
-    """The stored bytes of a tensor and, for FP8 and FP4, of its scales, in row order."""
-    if scale is None:
-        yield from _plain(spec, seed)
-    else:
+def stored_pieces(
+    spec: TensorSpec, by_name: Mapping[str, TensorSpec], seed: int
+) -> Iterator[Piece]:
+    """The stored bytes of a tensor, in row order; those of its scales come along with them.
+
+    Args:
+        spec: The tensor.
+        by_name: The tensors of the same shard: scales, and the router that tells a hash table how
+            many experts there are, stand beside what they belong to.
+        seed: Same seed, same bytes.
+    """
+    if spec.dtype == "F8_E8M0":
+        return  # written along with the weights it scales
+    if spec.name.endswith(_HASH_TABLE):
+        router = by_name[spec.name.removesuffix(_HASH_TABLE) + "weight"]
+        yield from _hash_table(spec, router.shape[0], seed)
+    elif scale := by_name.get(spec.name.removesuffix(".weight") + ".scale"):
         yield from _scaled(spec, scale, seed)
+    else:
+        yield from _plain(spec, seed)
 
 
 def weight_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -48,6 +61,14 @@ def _plain(spec: TensorSpec, seed: int) -> Iterator[Piece]:
     for first, floats in row_chunks(spec.name, spec.shape, seed):
         stored = bf16_bits(floats) if spec.dtype == "BF16" else floats
         yield spec, first * row_nbytes, stored.view(np.uint8)
+
+
+def _hash_table(spec: TensorSpec, n_experts: int, seed: int) -> Iterator[Piece]:
+    """The experts of each token: different ones, in no order."""
+    n_tokens, n_used = spec.shape
+    for first, floats in row_chunks(spec.name, (n_tokens, n_experts), seed):
+        ids = np.argsort(floats, axis=1, kind="stable")[:, :n_used].astype(np.int64)
+        yield spec, first * n_used * ids.itemsize, ids.view(np.uint8)
 
 
 def _scaled(spec: TensorSpec, scale: TensorSpec, seed: int) -> Iterator[Piece]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from pipeline.errors import ConfigError
@@ -36,8 +37,18 @@ _NAMED = {
 
 _NAMED_BY_RELEASE = {
     "v4.1-flash": {128_799: "<｜System｜>", 129_264: "<｜deepseek_image｜>"},
-    "v4-flash-0731": {129_264: "<｜image2｜>", 129_279: "<｜image｜>"},
+    "v4-flash-0731": {
+        128_799: "<｜place▁holder▁no▁799｜>",
+        129_264: "<｜image2｜>",
+        129_279: "<｜image｜>",
+    },
 }
+
+_ROLES_BY_RELEASE = {
+    "v4.1-flash": {"image": "<｜deepseek_image｜>", "draft_mask": "<｜System｜>"},
+    "v4-flash-0731": {"draft_mask": "<｜place▁holder▁no▁799｜>"},
+}
+"""The named tokens whose ids stand in config.json."""
 
 _SPLITS = (
     r"\p{N}{1,3}",
@@ -64,16 +75,24 @@ def released_vocabulary(release: str) -> bytes:
     return _meet_both_sizes(added)
 
 
-def small_vocabulary(vocab_size: int) -> tuple[bytes, dict[str, int]]:
-    """A tokenizer.json of ``vocab_size`` tokens whose last ids are the named V4.1 tokens.
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer.json, and the ids that config.json names by their role.
 
-    Returns:
-        The file, and the ids that config.json names (``image``, ``draft_mask``).
+    Roles: ``draft_mask``, and in V4.1 ``image``.
+    """
+
+    tokenizer: bytes
+    ids: Mapping[str, int]
+
+
+def small_vocabulary(vocab_size: int, release: str) -> Vocabulary:
+    """``vocab_size`` tokens, the last of which are the named ones of ``release``.
 
     Raises:
         ConfigError: ``vocab_size`` does not hold the bytes and the named tokens.
     """
-    names = [name for _, name in sorted((_NAMED | _NAMED_BY_RELEASE["v4.1-flash"]).items())]
+    names = [name for _, name in sorted((_NAMED | _NAMED_BY_RELEASE[release]).items())]
     first = vocab_size - len(names)
     n_merges = first - len(_CONTROL) - len(_byte_tokens())
     if n_merges < 0:
@@ -81,8 +100,10 @@ def small_vocabulary(vocab_size: int) -> tuple[bytes, dict[str, int]]:
     added = dict(enumerate(names, first))
     ids = {name: token_id for token_id, name in added.items()}
     n_variants = n_merges // 4
-    content = _tokenizer_json(added, n_merges - n_variants, n_variants)
-    return content, {"image": ids["<｜deepseek_image｜>"], "draft_mask": ids["<｜System｜>"]}
+    return Vocabulary(
+        tokenizer=_tokenizer_json(added, n_merges - n_variants, n_variants),
+        ids={role: ids[name] for role, name in _ROLES_BY_RELEASE[release].items()},
+    )
 
 
 def _meet_both_sizes(added: Mapping[int, str]) -> bytes:
