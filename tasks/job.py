@@ -26,6 +26,7 @@ from pipeline.digest import spec_digest
 from pipeline.errors import OutputError
 from pipeline.fill import blocks_from
 from pipeline.gguf.keys import KeyValue, text
+from pipeline.gguf.model_file import draft_stem
 from pipeline.model.config import ModelConfig
 from pipeline.model.layout import Layout
 from pipeline.model.metadata.draft import draft_metadata
@@ -97,6 +98,7 @@ class Job:
                 root=self.store.root / "sources",
                 supplement=self.parameters.supplement,
                 checksums=self.parameters.checksums,
+                draft=self.recipe.draft.mode,
             )
         )
 
@@ -178,8 +180,9 @@ class Job:
             name=f"{self.model_name} draft",
             extra=(self._source_key,),
         )
+        says_draft = self.name.endswith(draft_stem(""))
         return make_plan(
-            name=f"{self.name}-draft",
+            name=self.name if says_draft else draft_stem(self.name),
             form=draft_form(self.config),
             config=draft_model(self.config),
             targets=targets,

@@ -45,7 +45,13 @@ def resolve_types(recipe: Recipe, targets: Sequence[TargetTensor]) -> dict[str, 
         Problems: Several of these.
     """
     is_draft = any(target.is_draft for target in targets)
-    if recipe.roles.engram is None and any(t.role is Role.ENGRAM for t in targets):
+    roles = recipe.roles
+    if not is_draft and roles is None:
+        raise RecipeError(
+            f"recipe {recipe.name} makes a draft only and gives the target no types",
+            expected="the table [roles]",
+        )
+    if roles is not None and roles.engram is None and any(t.role is Role.ENGRAM for t in targets):
         raise RecipeError(
             f"recipe {recipe.name} gives no type to the engram, and this model has one",
             expected="roles.engram",

@@ -129,7 +129,8 @@ class Recipe(_Table):
     name: Name
     description: str = ""
     allow: tuple[Allowance, ...] = ()
-    roles: Roles
+    roles: Roles | None = None
+    """Only a recipe that makes nothing but a draft has none."""
     sub_roles: SubRoles = SubRoles()
     override: tuple[Override, ...] = ()
     source: SourceTable = SourceTable()
@@ -171,11 +172,19 @@ def parse_recipe(content: bytes, path: Path) -> Recipe:
     table = _toml(content, path)
     table.setdefault("name", path.stem)
     try:
-        return _ADAPTER.validate_python(_frozen(table))
+        recipe = _ADAPTER.validate_python(_frozen(table))
     except ValidationError as error:
         found = [describe(path, one, _KEYS) for one in error.errors()]
         raise_problems(f"recipe {path}", found)
         raise AssertionError("pydantic raised without an error") from error
+    if recipe.roles is None and recipe.draft.mode is not DraftMode.ONLY:
+        raise RecipeError(
+            "the table [roles] is missing",
+            file=path,
+            expected=", ".join(_KEYS["roles"]),
+            next_step="Every role must get a type.",
+        )
+    return recipe
 
 
 def _toml(content: bytes, path: Path) -> dict[str, object]:

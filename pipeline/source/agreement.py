@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pipeline.errors import SourceError, raise_problems
+from pipeline.errors import SourceError
 from pipeline.source import finding
-from pipeline.source.checkpoint import INDEX_NAME, Checkpoint
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.experts import expert_findings
 from pipeline.source.finding import Finding, explain
 from pipeline.source.header import SourceTensor
+from pipeline.source.index import INDEX_NAME
 from pipeline.source.scale_block import implied_block
 from pipeline.source.spec import TensorSpec
 
@@ -18,28 +21,22 @@ _SCALED = {"F8_E4M3": 1, "I8": 2}
 """Dtypes that mean nothing without scales -> weights per stored element (I8 holds two FP4)."""
 
 
-def require_agreement(checkpoint: Checkpoint, expected: Sequence[TensorSpec]) -> None:
-    """Stop unless `check_agreement` finds nothing.
-
-    Raises:
-        SourceError: One disagreement.
-        Problems: Several.
-    """
-    raise_problems(f"checkpoint {checkpoint.folder}", check_agreement(checkpoint, expected))
-
-
 def check_agreement(checkpoint: Checkpoint, expected: Sequence[TensorSpec]) -> list[SourceError]:
     """Every way in which the checkpoint differs from itself or from ``expected``.
 
     ``expected`` is what config.json implies. One fault gives one problem: what follows from a
     fault already found is left out, and faults of one kind and place are counted together.
     """
-    held = _held(checkpoint)
-    index = list(_index_findings(checkpoint, held))
-    explained = {name for one in index for name in one.names}
-    specs = _spec_findings(held, {spec.name: spec for spec in expected}, explained)
-    problems = explain([*index, *specs], checkpoint)
+    held, wanted = _held(checkpoint), {spec.name: spec for spec in expected}
+    findings = list(_index_findings(checkpoint, held))
+    findings += expert_findings(held, wanted, _names(findings))
+    findings += _spec_findings(held, wanted, _names(findings))
+    problems = explain(findings, checkpoint)
     return problems or list(_total_problem(checkpoint, held.values()))
+
+
+def _names(findings: Iterable[Finding]) -> set[str]:
+    return {name for one in findings for name in one.names}
 
 
 def _held(checkpoint: Checkpoint) -> dict[str, SourceTensor]:
@@ -89,21 +86,40 @@ def _shard_findings(checkpoint: Checkpoint, file_name: str) -> Iterator[Finding]
 def _spec_findings(
     held: Mapping[str, SourceTensor], expected: Mapping[str, TensorSpec], explained: set[str]
 ) -> Iterator[Finding]:
-    n_present = 0
+    absent: list[TensorSpec] = []
     for name, spec in expected.items():
         tensor = held.get(name)
-        if tensor is None:
-            yield from () if name in explained else _absence(spec, held)
+        if name in explained:
             continue
-        n_present += 1
-        if tensor.dtype != spec.dtype:
+        if tensor is None:
+            absent.append(spec)
+        elif tensor.dtype != spec.dtype:
             yield Finding(finding.WRONG_DTYPE, [name], expected=spec.dtype, found=tensor.dtype)
         elif tensor.shape != spec.shape:
             yield _shape_finding(spec, tensor, held.get(_partner(name, _SCALE, _WEIGHT)))
-    if n_present != len(held):
-        for name in held:
-            if name not in expected and name not in explained:
-                yield Finding(finding.UNEXPECTED, [name], group=_module(name))
+    yield from _absences(absent, held, expected)
+    for name in held:
+        if name not in expected and name not in explained:
+            yield Finding(finding.UNEXPECTED, [name], group=_module(name))
+
+
+def _absences(
+    absent: Iterable[TensorSpec],
+    held: Mapping[str, SourceTensor],
+    expected: Mapping[str, TensorSpec],
+) -> Iterator[Finding]:
+    """Why expected tensors are not there, module by module."""
+    modules: dict[str, list[TensorSpec]] = {}
+    for spec in absent:
+        modules.setdefault(_module(spec.name), []).append(spec)
+    sizes = Counter(map(_module, expected)) if modules else Counter[str]()
+    for module, specs in modules.items():
+        if 1 < len(specs) == sizes[module]:
+            asked = f"{len(specs):,} tensors {module}.*"
+            yield Finding(finding.ABSENT, [s.name for s in specs], expected=asked, found="none")
+        else:
+            for spec in specs:
+                yield from _absence(spec, held)
 
 
 def _absence(spec: TensorSpec, held: Mapping[str, SourceTensor]) -> Iterator[Finding]:

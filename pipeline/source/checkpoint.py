@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from pipeline.digest import sha256
 from pipeline.errors import SourceError, raise_problems
 from pipeline.source.header import SourceFile, SourceTensor, read_source_file
-from pipeline.source.json_object import read_json_object, shown
+from pipeline.source.index import INDEX_NAME as INDEX_NAME
+from pipeline.source.index import SHARD_SUFFIX, Index, read_index
+from pipeline.source.json_object import read_json_object
+from pipeline.source.scope import WHOLE, Scope
 
 CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
-_SUFFIX = ".safetensors"
-_MAX_NAME_NBYTES = 255
 _NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 """Shard names as the hub writes them: ``model-00001-of-00048.safetensors``."""
 
@@ -26,7 +26,8 @@ class Checkpoint:
 
     ``files`` is keyed by file name and sorted by it. ``weight_map`` gives each tensor's file name:
     as the index says, or as the headers say where there is no index (``index_sha256`` None).
-    ``total_size`` is the index's own sum of tensor bytes.
+    ``total_size`` is the index's own sum of tensor bytes. A checkpoint of which only a part is
+    looked at (`Scope`) has just that part in ``files`` and ``weight_map``, and no total.
     """
 
     folder: Path
@@ -59,18 +60,15 @@ class Checkpoint:
         return self.folder / name_of_file
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    weight_map: Mapping[str, str]
-    total_size: int | None
-    sha256: str
-
-
-def open_checkpoint(path: Path, *, may_lack_shards: bool = False) -> Checkpoint:
+def open_checkpoint(
+    path: Path, *, scope: Scope = WHOLE, may_lack_shards: bool = False
+) -> Checkpoint:
     """The checkpoint in folder ``path``, or in the folder of the shard ``path``.
 
     Args:
         path: A folder, or one of its shards.
+        scope: Which tensors are looked at. With an index no other shards than theirs are opened;
+            without one, those that are there.
         may_lack_shards: Shards that the index names may be absent: another source has them.
 
     Raises:
@@ -79,19 +77,26 @@ def open_checkpoint(path: Path, *, may_lack_shards: bool = False) -> Checkpoint:
     """
     folder = _folder(path)
     config, config_text = read_json_object(_required(folder / CONFIG_NAME))
-    index = _read_index(folder / INDEX_NAME)
-    names = _shard_names(folder, index)
-    if may_lack_shards:
-        names = [name for name in names if (folder / name).exists()]
-    files = _read_shards(folder, names)
-    return Checkpoint(
-        folder=folder,
-        config=config,
-        config_sha256=sha256(config_text),
-        index_sha256=None if index is None else index.sha256,
-        files=files,
-        weight_map=_map_of_headers(files) if index is None else index.weight_map,
-        total_size=None if index is None else index.total_size,
+    index = read_index(folder)
+    names = _shard_names(folder, index, scope)
+    absent = {name for name in names if not (folder / name).exists()}
+    files, problems = _read_shards(folder, [name for name in names if name not in absent], scope)
+    unneeded = _unneeded(absent, files, index, scope)
+    if not may_lack_shards:
+        problems += [_missing(folder / name) for name in absent - unneeded]
+    raise_problems(f"shards of {folder}", sorted(problems, key=lambda problem: problem.file or ""))
+    described = Checkpoint(folder, config, sha256(config_text), None, files, {}, None)
+    if index is None:
+        holding = {name: file for name, file in files.items() if file.tensors}
+        return replace(described, files=holding, weight_map=_map_of_headers(holding))
+    listed = index.of(scope)
+    weight_map = {name: file for name, file in listed.items() if file not in unneeded}
+    is_whole = len(weight_map) == len(index.weight_map)
+    return replace(
+        described,
+        index_sha256=index.sha256,
+        weight_map=weight_map,
+        total_size=index.total_size if is_whole else None,
     )
 
 
@@ -116,56 +121,20 @@ def _required(path: Path) -> Path:
     return path
 
 
-def _read_index(path: Path) -> _Index | None:
-    if not path.exists():
-        return None
-    index, text = read_json_object(path)
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise SourceError("the index has no weight_map", file=path, found=shown(weight_map))
-    plain: set[str] = set()
-    for tensor, name in weight_map.items():
-        if isinstance(name, str) and (name in plain or _is_shard_name(name)):
-            plain.add(name)
-            continue
-        raise SourceError(
-            "the index must give a plain shard name for every tensor",
-            file=path,
-            tensor=shown(tensor),
-            expected=f"a file name that ends in {_SUFFIX}",
-            found=shown(name),
-        )
-    return _Index(weight_map, _total_size(index, path), sha256(text))
-
-
-def _is_shard_name(name: str) -> bool:
-    # A name with a folder in it could make us read anywhere; an unprintable one, print anything.
-    is_plain = name.isprintable() and name == PurePath(name).name
-    return is_plain and name.endswith(_SUFFIX) and len(name.encode()) <= _MAX_NAME_NBYTES
-
-
-def _total_size(index: Mapping[str, object], path: Path) -> int | None:
-    metadata = index.get("metadata")
-    size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    # Some writers give the sum as 510286023000.0.
-    if isinstance(size, float) and size.is_integer():
-        size = int(size)
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
-        raise SourceError(
-            "the index has a total_size that is no count of bytes", file=path, found=shown(size)
-        )
-    return size
-
-
-def _shard_names(folder: Path, index: _Index | None) -> Sequence[str]:
-    """Every shard the index names and every one that lies in the folder, sorted."""
-    present = {file.name for file in folder.glob(f"[!.]*{_SUFFIX}")}
-    named = _numbered_siblings(present) if index is None else set(index.weight_map.values())
+def _shard_names(folder: Path, index: Index | None, scope: Scope) -> list[str]:
+    """The shards to open, sorted: every one that is named or there, or those of ``scope``."""
+    if index and scope.only:
+        return sorted(set(index.of(scope).values()))
+    present = {file.name for file in folder.glob(f"[!.]*{SHARD_SUFFIX}")}
+    if index:
+        named = set(index.weight_map.values())
+    else:
+        named = set() if scope.only else _numbered_siblings(present)
     if not present | named:
         raise SourceError(
             "the checkpoint has no shard",
             file=folder,
-            expected=f"files that end in {_SUFFIX}",
+            expected=f"files that end in {SHARD_SUFFIX}",
             next_step="Download the weights, or name the folder that holds them.",
         )
     return sorted(present | named)
@@ -175,32 +144,53 @@ def _numbered_siblings(present: set[str]) -> set[str]:
     """Shards that the numbered names of ``present`` speak of: all we know without an index."""
     matches = [match for name in present if (match := _NUMBERED.fullmatch(name))]
     return {
-        f"{stem}-{number:05}-of-{count}{_SUFFIX}"
+        f"{stem}-{number:05}-of-{count}{SHARD_SUFFIX}"
         for stem, count in {(match[1], match[3]) for match in matches}
         for number in range(1, int(count) + 1)
     }
 
 
-def _read_shards(folder: Path, names: Sequence[str]) -> dict[str, SourceFile]:
+def _read_shards(
+    folder: Path, names: Sequence[str], scope: Scope
+) -> tuple[dict[str, SourceFile], list[SourceError]]:
+    """The tensors of ``scope`` in every shard that can be read, and what is wrong with others."""
     files: dict[str, SourceFile] = {}
     problems: list[SourceError] = []
     for name in names:
         try:
-            files[name] = _read_shard(folder / name)
+            files[name] = _read_shard(folder / name, scope)
         except SourceError as error:
             problems.append(error)
-    raise_problems(f"shards of {folder}", problems)
-    return files
+    return files, problems
 
 
-def _read_shard(path: Path) -> SourceFile:
-    if not path.exists():
-        raise SourceError(
-            "a shard is missing",
-            file=path,
-            next_step="Fetch it into the checkpoint's folder; the other shards can stay.",
-        )
-    return read_source_file(path)
+def _read_shard(path: Path, scope: Scope) -> SourceFile:
+    file = read_source_file(path)
+    if not scope.only:
+        return file
+    return replace(file, tensors={n: t for n, t in file.tensors.items() if scope.covers(n)})
+
+
+def _missing(path: Path) -> SourceError:
+    return SourceError(
+        "a shard is missing",
+        file=path,
+        next_step="Fetch it into the checkpoint's folder; the other shards can stay.",
+    )
+
+
+def _unneeded(
+    absent: set[str], files: Mapping[str, SourceFile], index: Index | None, scope: Scope
+) -> set[str]:
+    """Absent shards of an optional module, of which nothing at all is there.
+
+    Without an index any absent shard may be one; the agreement check then tells what is missing.
+    """
+    held = (name for file in files.values() for name in file.tensors)
+    if not absent or not scope.optional or any(map(scope.may_lack, held)):
+        return set()
+    listed = index.weight_map if index else {}
+    return absent - {file for name, file in listed.items() if not scope.may_lack(name)}
 
 
 def _map_of_headers(files: Mapping[str, SourceFile]) -> dict[str, str]:

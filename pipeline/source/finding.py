@@ -35,6 +35,15 @@ TWICE = Rule(
 )
 MOVED = Rule("a tensor is in another shard than the index says", _SAME_REVISION)
 MISSING = Rule("config.json asks for a tensor that is nowhere in the checkpoint", _SAME_RELEASE)
+ABSENT = Rule(
+    "config.json asks for a part of the model that is nowhere in the checkpoint",
+    "Fetch the shard that holds it; config.json must be of the same release.",
+)
+EXPERTS = Rule(
+    "a block has another number of experts than config.json says",
+    "Use the config.json of these shards; a draft may count its experts apart from the trunk's "
+    "(dspark_n_routed_experts beside n_routed_experts).",
+)
 UNEXPECTED = Rule("the checkpoint holds a tensor that config.json does not imply", _SAME_RELEASE)
 WRONG_DTYPE = Rule(
     "a tensor has another dtype than the release",

@@ -40,7 +40,9 @@ def supplemented(
         raise SourceError(
             "the second source supplies nothing that the first lacks",
             file=second.folder,
-            next_step="Leave it out.",
+            tensor=lacking[0] if lacking else None,
+            expected=f"some of {len(lacking):,} tensors" if lacking else None,
+            next_step="Name one that has them." if lacking else "Leave it out.",
         )
     clash = sorted(names & first.files.keys())
     if clash:

@@ -151,6 +151,10 @@ FAULTS = {
         r"another block.*wq.scale.*expected 32x32.*found shape \(300, 8\)",
     ),
     "missing": (rewrite(THREE, tensors={"hc": None}), "asks for a tensor that is nowhere.*hc"),
+    "a whole part missing": (
+        rewrite(TWO, tensors=dict.fromkeys(good_shards()[TWO])),
+        r"a part of the model that is nowhere.*expected 4 tensors layers\.0\.\*; found none",
+    ),
     "unexpected": (
         rewrite(THREE, tensors={"extra": ("F32", np.zeros(1))}),
         "config.json does not imply.*extra",
@@ -173,7 +177,7 @@ def test_one_fault_gives_one_problem_of_its_own(folder, fault, message):
 
 def test_every_rule_has_another_wording(folder):
     words = {message.split(".*")[0] for _, message in FAULTS.values()}
-    assert len(words) >= 13
+    assert len(words) >= 14
 
 
 def test_a_missing_shard_is_one_problem(folder):

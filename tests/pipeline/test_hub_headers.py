@@ -14,8 +14,9 @@ from pipeline.source.hub import headers as headers_module
 from pipeline.source.hub.fetch import fetch_file
 from pipeline.source.hub.headers import fetch_headers
 from pipeline.source.hub.remote import HubRemote
+from pipeline.source.scope import Scope
 from tests.hub_server import Fault, IgnoredRange, Status
-from tests.pipeline.hub_side import REPO, Timeless, access_to, habits, snapshot_of
+from tests.pipeline.hub_side import REPO, Timeless, access_to, habits, ranges_asked, snapshot_of
 from tests.pipeline.tiny_shards import write_checkpoint
 
 BIG = "model-00001-of-00002.safetensors"
@@ -47,8 +48,7 @@ def fetch(hub, tmp_path, source, folder):
     return remote, snapshot
 
 
-def described(folder):
-    checkpoint = open_checkpoint(folder)
+def described(checkpoint):
     return [
         (file.path.name, file.nbytes, file.header_sha256, tuple(file.tensors.values()))
         for file in checkpoint.files.values()
@@ -57,7 +57,7 @@ def described(folder):
 
 def test_a_checkpoint_reads_the_same_without_its_weights(hub, tmp_path, folder, small_miniature):
     fetch(hub, tmp_path, small_miniature, folder)
-    assert described(folder) == described(small_miniature)
+    assert described(open_checkpoint(folder)) == described(open_checkpoint(small_miniature))
     checkpoint = open_checkpoint(folder)
     assert check_agreement(checkpoint, expected_tensors(read_config(checkpoint.config))) == []
     assert not (folder / ".unfinished").exists()
@@ -73,11 +73,59 @@ def test_only_headers_come_and_only_once(hub, tmp_path, folder):
     assert hub.requests == ()
 
 
+LISTED = {"config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"}
+
+
+def asked(hub):
+    """Files whose content was asked for, the listing of the repository apart."""
+    return [one.file for one in hub.requests if not one.file.startswith("api/")]
+
+
+def test_of_a_part_only_its_headers_come_after_the_small_files(
+    hub, tmp_path, folder, small_miniature
+):
+    remote, snapshot = serve(hub, tmp_path, small_miniature)
+    only = Scope(only="mtp.")
+    fetch_headers(remote, snapshot, folder, scope=only, habits=habits(Timeless()))
+    shards = {f"model-000{n}-of-00014.safetensors" for n in (10, 11, 12)}
+    assert set(asked(hub)) == LISTED | shards
+    assert {path.name for path in folder.glob("*.safetensors")} == shards
+    first = min(asked(hub).index(name) for name in shards)
+    assert set(asked(hub)[:first]) == LISTED
+    for name in shards:
+        assert all(end <= 1 << 18 for _, end in ranges_asked(hub, name))
+    part = open_checkpoint(folder, scope=only)
+    assert described(part) == described(open_checkpoint(small_miniature, scope=only))
+    hub.log.clear()
+    fetch_headers(remote, snapshot, folder, scope=only)
+    assert hub.requests == ()
+
+
+def test_the_other_headers_follow_when_all_are_wanted(hub, tmp_path, folder, small_miniature):
+    remote, snapshot = serve(hub, tmp_path, small_miniature)
+    fetch_headers(remote, snapshot, folder, scope=Scope(only="mtp."), habits=habits(Timeless()))
+    had = set(asked(hub))
+    hub.log.clear()
+    fetch_headers(remote, snapshot, folder, habits=habits(Timeless()))
+    assert len(set(asked(hub))) == 11
+    assert not had & set(asked(hub))
+    assert described(open_checkpoint(folder)) == described(open_checkpoint(small_miniature))
+
+
+def test_without_an_index_a_part_may_be_in_any_shard(hub, tmp_path, folder):
+    source = tiny(tmp_path)
+    (source / "model.safetensors.index.json").unlink()
+    remote, snapshot = serve(hub, tmp_path, source)
+    fetch_headers(remote, snapshot, folder, scope=Scope(only="c"), habits=habits(Timeless()))
+    assert list(open_checkpoint(folder, scope=Scope(only="c")).files) == [SMALL]
+    assert (folder / BIG).exists()
+
+
 def test_a_long_header_takes_a_second_read(hub, tmp_path, folder, monkeypatch):
     monkeypatch.setattr(headers_module, "_FIRST_NBYTES", 64)
     source = tiny(tmp_path)
     fetch(hub, tmp_path, source, folder)
-    assert described(folder) == described(source)
+    assert described(open_checkpoint(folder)) == described(open_checkpoint(source))
     assert sum(one.file == BIG and one.method == "GET" for one in hub.requests) == 2
 
 
@@ -85,7 +133,7 @@ def test_a_server_without_ranges_is_left_after_the_header(hub, tmp_path, folder)
     hub.fault(Fault(IgnoredRange(), times=None))
     source = tiny(tmp_path)
     fetch(hub, tmp_path, source, folder)
-    assert described(folder) == described(source)
+    assert described(open_checkpoint(folder)) == described(open_checkpoint(source))
 
 
 def test_what_fails_is_resumed(hub, tmp_path, folder):
@@ -98,7 +146,7 @@ def test_what_fails_is_resumed(hub, tmp_path, folder):
     hub.clear_faults()
     hub.log.clear()
     fetch_headers(remote, snapshot, folder, habits=habits(Timeless()))
-    assert described(folder) == described(source)
+    assert described(open_checkpoint(folder)) == described(open_checkpoint(source))
     assert "config.json" not in {one.file for one in hub.requests}
 
 

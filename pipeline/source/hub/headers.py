@@ -7,12 +7,13 @@ headers decide is known before the first big byte is fetched.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from pipeline import files
 from pipeline.errors import SourceError
-from pipeline.source.checkpoint import CONFIG_NAME, INDEX_NAME
+from pipeline.source.checkpoint import CONFIG_NAME
 from pipeline.source.header import read_source_file
 from pipeline.source.hub.content import identity
 from pipeline.source.hub.crew import Crew
@@ -22,8 +23,10 @@ from pipeline.source.hub.proof import proof_beside, prove, proved
 from pipeline.source.hub.ranges import Line, Piece, read_piece
 from pipeline.source.hub.remote import Remote
 from pipeline.source.hub.snapshot import HubFile, HubSnapshot
+from pipeline.source.index import INDEX_NAME, read_index
 from pipeline.source.json_object import MAX_JSON_NBYTES, shown
 from pipeline.source.lfs_pointer import refuse_lfs_pointer
+from pipeline.source.scope import WHOLE, Scope
 
 SMALL_FILES = (
     CONFIG_NAME,
@@ -53,6 +56,7 @@ def fetch_headers(
     snapshot: HubSnapshot,
     folder: Path,
     *,
+    scope: Scope = WHOLE,
     n_connections: int = 8,
     events: FetchEvents = QUIET,
     habits: FetchHabits = HABITS,
@@ -65,6 +69,8 @@ def fetch_headers(
         remote: Where the bytes come from.
         snapshot: The release.
         folder: Where to.
+        scope: Which tensors are looked at: only shards that hold them, as the index says, are
+            asked for. Without an index every shard is.
         n_connections: How many files are fetched at the same time.
         events: Told what happens; the bytes are those that really come.
         habits: Sizes and patience.
@@ -74,7 +80,7 @@ def fetch_headers(
             sends for a shard is no safetensors header (a pointer, an error page, a cut header).
         OutputError: The folder cannot be written.
     """
-    shards = [file for name, file in snapshot.files.items() if _is_shard(name)]
+    shards = [name for name in snapshot.files if _is_shard(name)]
     small = [snapshot.files[name] for name in SMALL_FILES if name in snapshot.files]
     if CONFIG_NAME not in snapshot.files or not shards:
         raise SourceError(
@@ -94,8 +100,18 @@ def fetch_headers(
                 remote, file, folder / file.name, n_connections=1, events=events, habits=habits
             )
 
-    Crew(fetch, line.stopped).run([*small, *shards], n_connections)
+    Crew(fetch, line.stopped).run(small, n_connections)
+    needed = _needed(shards, folder, scope)
+    Crew(fetch, line.stopped).run([snapshot.files[name] for name in needed], n_connections)
     files.remove_folder(folder / _UNFINISHED)
+
+
+def _needed(shards: Sequence[str], folder: Path, scope: Scope) -> Sequence[str]:
+    index = read_index(folder) if scope.only else None
+    if index is None:
+        return shards
+    named = set(index.of(scope).values())
+    return [name for name in shards if name in named]
 
 
 def _is_shard(name: str) -> bool:
