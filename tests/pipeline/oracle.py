@@ -56,6 +56,9 @@ class Oracle:
         """The output bytes of a planned tensor."""
         if tensor.type.name == "MXFP4":
             return b"".join(self._repacked(matrix) for matrix in tensor.target.matrices)
+        if tensor.type.name == "I32":
+            (matrix,) = tensor.target.matrices
+            return self.stored(matrix.weight).to(torch.int32).numpy().tobytes()
         return encode(tensor.type.name, self.values(tensor))
 
     def _repacked(self, matrix):

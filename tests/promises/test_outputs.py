@@ -123,10 +123,27 @@ def test_p08_every_tensor_is_the_checkpoints_within_the_bound_of_its_type(mixed,
 @pytest.mark.parametrize("layout", ONE_FAST)
 def test_p08_every_byte_is_that_of_whole_tensor_tools(mixed, layout):
     """Quantized blocks equal those of one ggml call on a tensor that torch decoded whole."""
-    job = mixed[layout]
+    assert_bytes_of_whole_tensor_tools(mixed[layout], step=5 if layout == "fork" else 3)
+
+
+@pytest.mark.parametrize("recipe", ["v4-q3_k", pytest.param("v4-native", marks=pytest.mark.slow)])
+def test_p08_every_byte_of_a_v4_file_is_that_of_whole_tensor_tools(
+    small_v4_miniature, tmp_path, recipe
+):
+    assert run_job(small_v4_miniature, tmp_path, recipe).ok
+    job = Job(JobParameters(str(small_v4_miniature), recipe, str(tmp_path), "", "mini"))
+    assert {"I32", "F32", "BF16", "MXFP4", "Q8_0"} <= {t.type.name for t in planned(job)}
+    assert_bytes_of_whole_tensor_tools(job, step=1)
+
+
+def planned(job):
+    return [tensor for shard in job.shards for tensor in shard.tensors]
+
+
+def assert_bytes_of_whole_tensor_tools(job, *, step):
     oracle = Oracle(job.checkpoint)
     pairs = [(shard, tensor) for shard in job.shards for tensor in shard.tensors]
-    for shard, tensor in pairs[:: 5 if layout == "fork" else 3]:
+    for shard, tensor in pairs[::step]:
         with (job.folder / shard.file_name).open("rb") as opened:
             opened.seek(tensor.offset)
             assert opened.read(tensor.nbytes) == oracle.encoded(tensor), tensor.name
