@@ -14,6 +14,7 @@ steps compare because role and sub-role come from one rule on GGUF names.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def source_items(
 ) -> list[Item]:
     """The checkpoint's stored tensors; scales have bytes but no parameters.
 
-    What no file carries is a part of the draft (``mtp.*``) or vision.
+    What no file carries is a routed expert that was cut, a part of the draft, or vision.
     """
     owners = {name: target for target in targets for name in target.source_names}
     return [_source_item(config, spec, owners.get(spec.name)) for spec in specs]
@@ -138,20 +139,33 @@ def _source_item(config: ModelConfig, spec: TensorSpec, owner: TargetTensor | No
     n_params = 0 if spec.dtype == "F8_E8M0" else spec.nbytes // DTYPE_NBYTES[spec.dtype]
     if spec.dtype == "I8":
         n_params *= 2
-    if owner is None:
-        is_draft = spec.name.startswith("mtp.")
-        role, sub_role = (Role.DRAFT, SubRole.DRAFT) if is_draft else (Role.VISION, SubRole.VISION)
-        return Item(spec.name, role, sub_role, spec.dtype, n_params, spec.nbytes, 0)
-    per_token = _source_per_token(config, spec, owner)
-    return Item(spec.name, owner.role, owner.sub_role, spec.dtype, n_params, spec.nbytes, per_token)
+    role, sub_role = (owner.role, owner.sub_role) if owner else _left_out(spec.name)
+    per_token = _source_per_token(config, spec, role, owner)
+    return Item(spec.name, role, sub_role, spec.dtype, n_params, spec.nbytes, per_token)
 
 
-def _source_per_token(config: ModelConfig, spec: TensorSpec, owner: TargetTensor) -> int:
-    if owner.is_draft:
-        return 0
-    if owner.role is Role.ROUTED:
+_LEFT_OUT = (
+    (r"mtp\.", Role.DRAFT, SubRole.DRAFT),
+    (r"layers\.\d+\.ffn\.experts\.\d+\.w1\.", Role.ROUTED, SubRole.ROUTED_GATE),
+    (r"layers\.\d+\.ffn\.experts\.\d+\.w2\.", Role.ROUTED, SubRole.ROUTED_DOWN),
+    (r"layers\.\d+\.ffn\.experts\.\d+\.w3\.", Role.ROUTED, SubRole.ROUTED_UP),
+    (r"", Role.VISION, SubRole.VISION),
+)
+"""What a stored tensor is that no file carries; the first pattern for its name's start wins."""
+
+
+def _left_out(name: str) -> tuple[Role, SubRole]:
+    return next((role, sub) for rule, role, sub in _LEFT_OUT if re.match(rule, name))
+
+
+def _source_per_token(
+    config: ModelConfig, spec: TensorSpec, role: Role, owner: TargetTensor | None
+) -> int:
+    if role is Role.ROUTED:
         # Stored expert by expert: on average used/all of each.
         return spec.nbytes * config.n_experts_used // config.n_experts
+    if owner is None or owner.is_draft:
+        return 0
     if owner.is_table and config.engram:
         return spec.nbytes // spec.shape[0] * config.engram.n_columns
     return per_token_nbytes(owner, spec.nbytes, config)
@@ -216,15 +230,10 @@ class NotCarried:
 def not_carried(
     specs: Sequence[TensorSpec], targets: Sequence[TargetTensor]
 ) -> tuple[NotCarried, ...]:
-    """The checkpoint's tensors that no file carries: draft and vision, whole or in part."""
+    """What no file carries: cut experts, draft and vision, whole or in part."""
     carried = carried_names(targets)
-    left = [spec for spec in specs if spec.name not in carried]
-    parts = {
-        Role.DRAFT: [spec for spec in left if spec.name.startswith("mtp.")],
-        Role.VISION: [spec for spec in left if not spec.name.startswith("mtp.")],
-    }
-    return tuple(
-        NotCarried(role, len(part), sum(spec.nbytes for spec in part))
-        for role, part in parts.items()
-        if part
-    )
+    left: dict[Role, list[int]] = {role: [] for role in Role}
+    for spec in specs:
+        if spec.name not in carried:
+            left[_left_out(spec.name)[0]].append(spec.nbytes)
+    return tuple(NotCarried(role, len(sizes), sum(sizes)) for role, sizes in left.items() if sizes)

@@ -93,7 +93,7 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
     job = finished.job
     steps, left_out, items = finished.steps(), job.left_out(), finished.final_items()
     tables = (
-        *all_tables(steps, job.config, left_out, items=items),
+        *all_tables(steps, job.model, left_out, items=items),
         *(shard_table(plan) for plan in job.plans),
         error_table(finished.errors),
     )
@@ -101,7 +101,7 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
     documents = {
         "budget.png": chart_png(steps, job.name),
         "budget.md": page.encode(),
-        "budget.json": _json(budget_json(steps, job.config, left_out, items=items)),
+        "budget.json": _json(budget_json(steps, job.model, left_out, items=items)),
         "recipe.json": _json(_recipe(job)),
     }
     for file in finished.files:
@@ -118,7 +118,7 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
     files.write_whole(job.folder / SUMS, sums_text(digests))
     sizes = {name: len(content) for name, content in documents.items()}
     files.write_whole(job.folder / MANIFEST, _json(_manifest(finished, sizes, digests)))
-    return (overview_table(steps, job.config), error_table(finished.errors))
+    return (overview_table(steps, job.model), error_table(finished.errors))
 
 
 def _inventory(job: Job, file: FinishedFile) -> dict[str, object]:

@@ -23,7 +23,11 @@ from pipeline.budget import (
     written_items,
 )
 from pipeline.digest import spec_digest
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, PlanError, RecipeError
+from pipeline.experts.importers.open import read_keep
+from pipeline.experts.keep import KeepList
+from pipeline.experts.keys import keep_keys
+from pipeline.experts.routing import routing_of
 from pipeline.fill import blocks_from
 from pipeline.gguf.keys import KeyValue, text
 from pipeline.gguf.model_file import draft_stem
@@ -34,7 +38,7 @@ from pipeline.model.metadata.file_type import file_type_id
 from pipeline.model.metadata.target import target_metadata
 from pipeline.model.targets.draft import draft_form, draft_model, draft_tensors
 from pipeline.model.targets.tensor import TargetTensor
-from pipeline.model.targets.trunk import target_form, target_tensors
+from pipeline.model.targets.trunk import cut_model, target_form, target_tensors
 from pipeline.plan import Plan, PlannedShard, make_plan
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.ggml import GgmlQuantizer
@@ -68,6 +72,7 @@ class JobParameters:
     name: str = ""
     supplement: str = ""
     checksums: str = ""
+    keep: str = ""
 
 
 class Job:
@@ -80,6 +85,42 @@ class Job:
     def recipe(self) -> Recipe:
         """The recipe, by shipped name or by file."""
         return load_recipe(recipe_path(self.parameters.recipe))
+
+    @cached_property
+    def keep(self) -> KeepList | None:
+        """The routed experts that stay, where not all do.
+
+        Raises:
+            RecipeError: The recipe is made for fewer experts and no list says which.
+            PlanError: The list does not fit the model or the recipe, or the model cannot be cut.
+            SourceError: The file holds no keep list.
+        """
+        table = self.recipe.experts
+        path = self.parameters.keep or table.keep or ""
+        if not path:
+            if table.n_keep is not None:
+                raise RecipeError(
+                    f"recipe {self.recipe.name} keeps {table.n_keep} experts of each layer, and "
+                    "nothing says which",
+                    expected="a keep list (--keep, or experts.keep in the recipe)",
+                    next_step="SelectExperts makes one of a saliency file, RecoverExperts of a "
+                    "published pruned checkpoint. Experts are never chosen by their number.",
+                )
+            return None
+        keep = read_keep(Path(path), routing_of(self.config))
+        if table.n_keep not in (None, keep.n_kept):
+            raise PlanError(
+                "the keep list has another number of experts than the recipe is made for",
+                file=path,
+                expected=table.n_keep,
+                found=keep.n_kept,
+            )
+        return keep
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model of the target file: the checkpoint's, less the experts that were cut."""
+        return cut_model(self.config, self.keep.layers if self.keep else None)
 
     @cached_property
     def layout(self) -> Layout:
@@ -146,22 +187,27 @@ class Job:
 
     def _target_plan(self) -> Plan:
         form = target_form(self.config, self.layout)
-        targets = target_tensors(self.config, self.layout)
+        kept = self.keep.layers if self.keep else None
+        targets = target_tensors(self.config, self.layout, kept)
         types = resolve_types(self.recipe, targets)
         self.source.require_sound()
         key_values = target_metadata(
-            self.config,
+            self.model,
             self.source.tokenizer,
             self.source.token_map if form.layout else None,
             form=form,
             file_type=file_type_id(types[_FIRST_STACK].name),
             name=self.model_name,
-            extra=(text("quantmill.recipe", self.recipe.name), self._source_key),
+            extra=(
+                text("quantmill.recipe", self.recipe.name),
+                self._source_key,
+                *keep_keys(self.keep),
+            ),
         )
         return make_plan(
             name=self.name,
             form=form,
-            config=self.config,
+            config=self.model,
             targets=targets,
             types=types,
             key_values=key_values,

@@ -26,7 +26,7 @@ class CountParameter(luigi.IntParameter):
         return int(text)
 
 
-IDENTITY = ("source", "recipe", "out", "layout", "name", "supplement", "checksums")
+IDENTITY = ("source", "recipe", "out", "layout", "name", "supplement", "checksums", "keep")
 HABITS = ("threads", "keep_source", "connections", "bandwidth")
 
 
@@ -45,6 +45,9 @@ class JobTask(luigi.Task):
     )
     checksums = luigi.Parameter(
         default="", description="a file of sha256 sums that a hub's files must have as well"
+    )
+    keep = luigi.Parameter(
+        default="", description="a keep list: the routed experts that stay (default: the recipe's)"
     )
     keep_source = luigi.ChoiceParameter(
         default="yes",

@@ -21,7 +21,7 @@ def plan_text(task: JobTask) -> str:
     """The plans of a task's job for a terminal: budgets, shards, disk, memory."""
     job = task.job
     tables = [
-        *all_tables(job.budgets(), job.config, job.left_out(), items=job.planned_items()),
+        *all_tables(job.budgets(), job.model, job.left_out(), items=job.planned_items()),
         *map(shard_table, job.plans),
         disk_table(job.nbytes, disk_need(job), n_threads=task.n_threads),
     ]

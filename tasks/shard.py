@@ -80,6 +80,7 @@ class ShardTask(JobTask):
     name = luigi.Parameter(default="", significant=False)
     supplement = luigi.Parameter(default="", significant=False)
     checksums = luigi.Parameter(default="", significant=False)
+    keep = luigi.Parameter(default="", significant=False)
     no = luigi.IntParameter(significant=False)
     spec = luigi.Parameter()
 

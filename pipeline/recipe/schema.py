@@ -23,6 +23,7 @@ from pipeline.recipe.values import (
     Allowance,
     DraftMode,
     DraftModeName,
+    ExpertCount,
     LayoutName,
     Name,
     Pattern,
@@ -79,6 +80,17 @@ class Override(_Table):
     type: TypeName
 
 
+class ExpertsTable(_Table):
+    """Which routed experts of the trunk stay; all of them without it.
+
+    ``keep`` is a file: a keep list. ``n_keep`` is how many per layer the recipe is made for, so that
+    a list of another length is noticed; the list may also be named on the command line.
+    """
+
+    keep: str | None = None
+    n_keep: ExpertCount | None = None
+
+
 class SourceTable(_Table):
     """Where the checkpoint comes from, when the command line does not say."""
 
@@ -133,6 +145,7 @@ class Recipe(_Table):
     """Only a recipe that makes nothing but a draft has none."""
     sub_roles: SubRoles = SubRoles()
     override: tuple[Override, ...] = ()
+    experts: ExpertsTable = ExpertsTable()
     source: SourceTable = SourceTable()
     draft: DraftTable = DraftTable()
     output: OutputTable = OutputTable()
@@ -145,6 +158,7 @@ _TABLES: Mapping[str, type[_Table]] = {
     "roles": Roles,
     "sub_roles": SubRoles,
     "override": Override,
+    "experts": ExpertsTable,
     "source": SourceTable,
     "draft": DraftTable,
     "output": OutputTable,

@@ -101,6 +101,12 @@ def _shard_size(nbytes: int) -> int:
     return nbytes
 
 
+def _expert_count(n_experts: int) -> int:
+    if n_experts < 1:
+        raise mistake("no expert would be left", expected="at least 1")
+    return n_experts
+
+
 def _name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise mistake(
@@ -116,5 +122,6 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 LayoutName = Annotated[Layout, BeforeValidator(_layout)]
 Allowance = Annotated[str, BeforeValidator(_allowance)]
 DraftModeName = Annotated[DraftMode, BeforeValidator(_draft_mode)]
+ExpertCount = Annotated[int, AfterValidator(_expert_count)]
 ShardSize = Annotated[int, AfterValidator(_shard_size)]
 Name = Annotated[str, AfterValidator(_name)]

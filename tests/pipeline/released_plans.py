@@ -12,7 +12,7 @@ from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.layout import Layout
 from pipeline.model.targets.draft import draft_form, draft_model, draft_tensors
-from pipeline.model.targets.trunk import target_form, target_tensors
+from pipeline.model.targets.trunk import cut_model, target_form, target_tensors
 from pipeline.plan import Plan, make_plan
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import load_recipe
@@ -35,11 +35,13 @@ def config_for(recipe_name: str) -> ModelConfig:
 def released_plan(recipe_name: str, layout: Layout = Layout.FORK) -> Plan:
     recipe = load_recipe(ROOT / f"recipes/{recipe_name}.toml")
     config = config_for(recipe_name)
-    targets = target_tensors(config, layout)
+    n_keep = recipe.experts.n_keep
+    keep = (tuple(range(n_keep)),) * config.n_layers if n_keep else None
+    targets = target_tensors(config, layout, keep)
     return make_plan(
         name=f"model-{recipe_name}",
         form=target_form(config, layout),
-        config=config,
+        config=cut_model(config, keep),
         targets=targets,
         types=resolve_types(recipe, targets),
         key_values=[text("general.architecture", "deepseek41")],

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.budget import budget_of, plan_items
 from pipeline.errors import QuantmillError
 from pipeline.files import truncate, write_whole
 from pipeline.gguf.model_file import read_model
 from pipeline.model.layout import Layout
-from pipeline.model.roles import SubRole
+from pipeline.model.roles import Role, SubRole
 from pipeline.model.targets.tensor import TargetTensor
 from pipeline.model.targets.trunk import target_tensors
 from pipeline.plan import Plan
@@ -36,12 +37,18 @@ TENSOR_BYTES = {
     "served-lean": (FORK, 352_719_078_428),
     "native": (MAINLINE, 507_948_390_368),
     "lowbit-q2_k": (MAINLINE, 316_369_155_808),
+    "reap-256-native": (MAINLINE, 411_636_643_808),
+    "reap-256-q3": (FORK, 266_410_746_908),
+    "reap-320-q3": (FORK, 309_564_912_668),
     "v4-native": (MAINLINE, 156_373_008_732),
     "v4-q3_k": (MAINLINE, 140_367_503_708),
 }
 DRAFT_BYTES = {
     # The published drafts: MXFP4 experts, Q8_0 matrices, BF16 router, Markov pair and confidence.
     "draft": 7_967_705_480,
+    "reap-256-native": 7_967_705_480,
+    "reap-256-q3": 7_967_705_480,
+    "reap-320-q3": 7_967_705_480,
     "native": 7_967_705_480,
     "served": 7_967_705_480,
     "served-lean": 7_967_705_480,
@@ -93,6 +100,32 @@ def test_tensor_bytes_of_the_draft(name: str) -> None:
 def test_every_v41_recipe_resolves_in_both_layouts(name: str, layout: Layout) -> None:
     targets = targets_of(name, layout)
     assert len(resolve_types(shipped(name), targets)) == len(targets)
+
+
+PRUNED = {
+    "reap-256-native": ("native", 256, 192_518_553_600),
+    "reap-256-q3": ("served-lean", 256, 172_511_723_520),
+    "reap-320-q3": ("served-lean", 320, 215_639_654_400),
+}
+
+
+@pytest.mark.parametrize(("name", "rest"), PRUNED.items())
+def test_a_pruned_recipe_is_its_whole_one_less_experts_and_router_rows(
+    name: str, rest: tuple[str, int, int]
+) -> None:
+    whole_name, n_kept, routed_nbytes = rest
+    pruned, whole = own_plan(name), released_plan(whole_name, shipped(name).output.layout)
+    sizes = {t.name: (t.target.role, t.nbytes) for t in pruned.tensors}
+    before = {t.name: (t.target.role, t.nbytes) for t in whole.tensors}
+    cut = [n for n in sizes if re.search(r"_exps\.|ffn_gate_inp\.|exp_probs_b", n)]
+    assert {n: sizes[n] for n in sizes if n not in cut} == {
+        n: before[n] for n in before if n not in cut
+    }
+    assert all(sizes[n][1] * 384 == before[n][1] * n_kept for n in cut)
+    assert sum(size for role, size in sizes.values() if role is Role.ROUTED) == routed_nbytes
+    assert budget_of("", plan_items(pruned)).line(Role.ROUTED).per_token == (
+        budget_of("", plan_items(whole)).line(Role.ROUTED).per_token
+    )
 
 
 @pytest.mark.parametrize("name", MAKE_A_TARGET)

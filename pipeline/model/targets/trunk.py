@@ -89,21 +89,10 @@ def target_tensors(
 
 
 def cut_model(config: ModelConfig, keep: Keep | None) -> ModelConfig:
-    """``config`` as the model of the kept experts.
-
-    Raises:
-        ConfigError: A hash-routed layer: its table names experts by number for every token, and
-            which expert should answer for a missing one is not a matter of cutting.
-    """
+    """``config`` as the model of the kept experts, who have every layer's router choose."""
     if keep is None:
         return config
-    if config.n_hash_layers:
-        raise ConfigError(
-            "experts of this model cannot be cut: its first layers route tokens by a fixed table "
-            "of expert numbers",
-            found=f"{config.n_hash_layers} hash-routed layers",
-            next_step="Cutting needs a router in every layer, as V4.1 has it.",
-        )
+    assert not config.n_hash_layers
     return replace(config, n_experts=len(keep[0]))
 
 

@@ -150,13 +150,13 @@ def test_images_are_added_or_left_out(path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_layers": 4}, "not a matrix for the n_layers of the file; .*expected 4"),
-        ({"n_experts": 13}, "n_experts of the file"),
+        ({"n_layers": 4}, r"sal is not a matrix .*expected \(4, 12\); found \(3, 12\)"),
+        ({"n_experts": 13}, r"sal is not a matrix .*expected \(3, 13\)"),
         ({"n_experts": -1}, "n_experts is not a count"),
-        ({"sal": torch.ones(3)}, "not a matrix"),
-        ({"cnt": torch.ones(3, 4)}, "not matrices of one shape"),
-        ({"sal_img": torch.ones(3, 4)}, "images and text have different shapes"),
-        ({"cnt": torch.tensor(COUNTS) - 0.5}, "counts of layer 0, expert 0"),
+        ({"sal": torch.ones(3)}, "sal is not a matrix"),
+        ({"cnt": torch.ones(3, 4)}, "cnt is not a matrix"),
+        ({"sal_img": torch.ones(3, 4)}, "sal_img is not a matrix"),
+        ({"cnt": torch.tensor(COUNTS) + 0.5}, "counts of layer 0, expert 0"),
     ],
 )
 def test_paired_sums_that_do_not_fit_are_refused(path, changes, message):

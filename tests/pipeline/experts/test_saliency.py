@@ -54,7 +54,7 @@ def test_all_unusable_sums_are_told_at_once():
     }
     with pytest.raises(Problems, match="2 problems") as caught:
         table(sums)
-    assert "expert 0 and 1 more is negative" in str(caught.value)
+    assert "norms of layer 0, expert 0 is negative (2 such values)" in str(caught.value)
 
 
 def test_counts_must_add_up_in_every_layer():

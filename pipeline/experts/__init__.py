@@ -1,0 +1,1 @@
+"""Which experts to keep: saliency tables, scores, keep lists and where they come from."""
