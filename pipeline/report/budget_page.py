@@ -12,6 +12,7 @@ from pipeline.plan import Plan
 from pipeline.report.budget_report import budget_tables
 from pipeline.report.engram_reads import engram_reads, engram_reads_table
 from pipeline.report.expert_table import expert_table
+from pipeline.report.launch import launch_lines
 from pipeline.report.planner_table import planner_table
 from pipeline.report.tables import Table, render_markdown
 from pipeline.report.units import both, count
@@ -68,11 +69,16 @@ def budget_markdown(
     intro = [
         f"# Byte budget of {name}",
         "\n".join(f"- `{plan.name}`: **{plan.form}**, {_READERS[plan.form]}." for plan in plans),
+        *_launch(plans),
         *_left_out(not_carried),
         *([f"![Bytes by role and step]({chart})"] if chart else []),
     ]
     sections = [render_markdown(table, level=2) for table in tables]
     return "\n\n".join(intro) + "\n\n" + "\n".join(sections)
+
+
+def _launch(plans: Sequence[Plan]) -> list[str]:
+    return [f"{line.engine}:\n\n    {line}" for line in launch_lines(plans)]
 
 
 def _left_out(not_carried: Sequence[NotCarried]) -> list[str]:

@@ -103,7 +103,7 @@ MISTAKES = {
     "key of the file": broken(
         'descripton = "x"\n' + ROLES,
         "unknown key descripton",
-        "one of name, description, allow, roles, sub_roles, override, experts, source, draft, output",
+        f"one of {', '.join(Recipe.model_fields)}",
         step="Did you mean description?",
     ),
     "key of roles": broken(
