@@ -1,8 +1,8 @@
 // Exports more functions of a compiled WebAssembly module, by the names in its `name` section.
 //
-// wllama's module exports completions only, and answers those as JSON, which cannot hold the text of
-// single bytes. llama.cpp's own C functions are in the module all the same, with their names. Here
-// they get entries in the export section; no other byte of the module changes.
+// wllama's module exports completions only, and answers them as JSON, which has no way to write
+// the text of a single byte. llama.cpp's own C functions are in the module all the same, with their
+// names. Here they get entries in the export section; no other byte of the module changes.
 // Formats: WebAssembly core specification, "Binary Format" (sections, LEB128) and "Name Section".
 
 const CUSTOM = 0;
@@ -73,8 +73,8 @@ function functionIndices(bytes, wanted) {
 
 /** `bytes` with one more export for each of the functions named in `wanted`. */
 export function withExports(bytes, wanted) {
-  const added = [...functionIndices(bytes, wanted)].map(([name, index]) =>
-    Buffer.concat([leb128(name.length), Buffer.from(name), Buffer.from([FUNCTION]), leb128(index)]));
+  const added = [...functionIndices(bytes, wanted)].map(([name, index]) => Buffer.concat(
+    [leb128(name.length), Buffer.from(name), Buffer.from([FUNCTION]), leb128(index)]));
   const parts = [bytes.subarray(0, 8)];
   for (const [id, body] of sections(bytes)) {
     const cursor = new Cursor(body);
