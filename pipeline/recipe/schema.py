@@ -83,8 +83,8 @@ class Override(_Table):
 class ExpertsTable(_Table):
     """Which routed experts of the trunk stay; all of them without it.
 
-    ``keep`` is a file: a keep list. ``n_keep`` is how many per layer the recipe is made for, so that
-    a list of another length is noticed; the list may also be named on the command line.
+    ``keep`` is a file: a keep list; the command line may name another. ``n_keep`` is how many of a
+    layer the recipe is made for, so that a list of another length is noticed.
     """
 
     keep: str | None = None
