@@ -193,6 +193,7 @@ class WriteShard(ShardTask):
                 # Another worker may have finished the same shard meanwhile; its file is as good.
                 if not self._is_whole():
                     raise
+            self._is_whole()  # a late twin may have written equal bytes once more
         sys.stdout.write(written_line(self.job) + "\n")
         sys.stdout.flush()
 
