@@ -1,9 +1,10 @@
-"""What a person should know about a number of experts, and about how much was measured."""
+"""What a person should know of a number of experts, of a label, of how much was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline.experts.honesty import Honesty
 from pipeline.experts.saliency import SaliencyTable
 
 KERNEL_COUNTS = frozenset({1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576})
@@ -33,6 +34,25 @@ def count_notes(n_kept: int) -> Iterator[str]:
             f"llama.cpp routes {n_kept} experts in several steps on a GPU; "
             "powers of two, 288 and 576 go in one."
         )
+
+
+_LABELS = {
+    Honesty.UNNORMALISED_GATE: (
+        "The gates were measured before the model normalises and scales them: tokens with low "
+        "scores count less than in REAP."
+    ),
+    Honesty.SOFTMAX_GATE: (
+        "The gates are a softmax of the router's logits, chosen without its bias: not those of "
+        "this model."
+    ),
+    Honesty.PROXY: "The numbers stand in for REAP; they do not measure it.",
+}
+
+
+def label_notes(honesty: Honesty) -> Iterator[str]:
+    """What keeps saliency of this label from being called REAP."""
+    if honesty in _LABELS:
+        yield _LABELS[honesty]
 
 
 def token_notes(table: SaliencyTable) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pipeline.experts.choice import Choice, places
 from pipeline.experts.criterion import Criterion, scores
 from pipeline.experts.fits import misfits
 from pipeline.experts.keep import KeepList, shown
-from pipeline.experts.notes import count_notes, token_notes
+from pipeline.experts.notes import count_notes, label_notes, token_notes
 from pipeline.experts.routing import Routing
 from pipeline.experts.saliency import F64, SaliencyTable, Sum
 
@@ -73,7 +73,12 @@ def select(
         protected=given[1],
     )
     keep = KeepList(routing.n_experts, routing.top_k, best(ranked, n_kept), (choice,))
-    notes = (*count_notes(n_kept), *token_notes(table), *_rank_notes(ranked, keep, table))
+    notes = (
+        *label_notes(table.honesty),
+        *count_notes(n_kept),
+        *token_notes(table),
+        *_rank_notes(ranked, keep, table),
+    )
     return Selection(keep, notes)
 
 

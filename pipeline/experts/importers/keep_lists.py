@@ -32,6 +32,7 @@ _COLUMNS = {
     "expert": ("expert", "expert_id", "old_expert_id", "original_expert_id"),
 }
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_MOST_DIGITS = 9
 
 Lists = Mapping[int, Sequence[int]]
 
@@ -178,7 +179,8 @@ def _best(lists: Lists, n_best: int, path: Path) -> Lists:
 
 def _number(value: object, what: str, path: Path) -> int:
     text = str(value).strip()
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+    is_plain = text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS
+    if not is_plain or str(int(text)) != text:  # 00 beside 0 would be one layer twice
         raise SourceError(f"{what} is not a number", file=path, found=shown(value))
     return int(text)
 

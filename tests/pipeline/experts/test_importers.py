@@ -280,6 +280,7 @@ def but(arrays, **changes):
 BROKEN_NPZ = {
     "sum or mean": (but(ROUTING_WEIGHTS, method=None), "sums or means"),
     "another method": (but(ROUTING_WEIGHTS, method=np.array("l2")), "sums or means.*method l2"),
+    "totals by another method": (but(CALIBRATION, method=np.array("l2")), "sums or means"),
     "no counts": (but(CALIBRATION, counts=None), "no array counts of 2 dimensions"),
     "text": (but(CALIBRATION, counts=np.full((3, 12), "x")), "no array counts of 2 dim"),
     "a stack": (but(CALIBRATION, total=np.ones((2, 3, 12))), "no array total of 2 dimensions"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import OutputError, PlanError, Problems, SourceError
@@ -91,6 +91,7 @@ def test_the_released_model_has_the_routing_of_its_config():
         routing_of(replace(config, n_hash_layers=3))
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 99), n_first=st.integers(3, 12), data=st.data())
 def test_a_cut_after_a_cut_is_the_direct_cut(seed, n_first, data):
     n_second = data.draw(st.integers(2, n_first))

@@ -86,6 +86,8 @@ BROKEN = {
     "negative": ('{"0": [-1, 1], "1": [1, 2]}', "0 does not hold a list of ids"),
     "no lists": ('{"0": 3}', "0 does not hold a list of ids"),
     "named layer": ('{"blk.0": [1, 2]}', "a layer is not a number; .*found blk.0"),
+    "padded layer": ('{"0": [1, 2], "00": [3, 4]}', "a layer is not a number; .*found 00"),
+    "endless layer": ('{"' + "1" * 5000 + '": [1, 2]}', "a layer is not a number"),
     "empty": ("{}", "holds no lists of experts"),
     "empty layers": ('{"layers": []}', "holds no lists of experts"),
     "key twice": ('{"0": [1, 2], "0": [3, 4]}', "holds the key '0' twice"),

@@ -111,9 +111,13 @@ def with_twin_rows(*, biases=(), experts=False):
     return base
 
 
-@pytest.mark.parametrize("biases", [(), ("bias",), ("bias", "bias_vl")])
-def test_equal_rows_are_told_apart_by_biases_and_then_by_experts(tmp_path, biases):
-    base = with_twin_rows(biases=biases)
+@pytest.mark.parametrize(
+    ("biases", "experts"),
+    [((), True), (("bias",), True), (("bias_vl",), False), (("bias", "bias_vl"), False)],
+    ids=["both biases", "the image bias", "the text bias", "experts"],
+)
+def test_equal_rows_are_told_apart_by_biases_and_then_by_experts(tmp_path, biases, experts):
+    base = with_twin_rows(biases=biases, experts=experts)
     assert recover(tmp_path, base, prune(base)).layers == KEPT
 
 

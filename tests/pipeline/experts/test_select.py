@@ -43,6 +43,7 @@ def counted(values):
     return table({"counts": values})
 
 
+@settings(max_examples=40)
 @given(values=SMALL, n_kept=st.integers(2, 6))
 def test_no_pruned_expert_is_better_and_of_equals_the_lower_id_stays(values, n_kept):
     keep = select(counted(values), Criterion.FREQUENCY, n_kept, Routing(2, 6, 2)).keep
@@ -54,6 +55,7 @@ def test_no_pruned_expert_is_better_and_of_equals_the_lower_id_stays(values, n_k
                 assert (row[kept], -kept) > (row[pruned], -pruned)
 
 
+@settings(max_examples=40)
 @given(values=SMALL, n_few=st.integers(2, 6), n_many=st.integers(2, 6))
 def test_a_longer_list_holds_the_shorter(values, n_few, n_many):
     few, many = (
@@ -86,6 +88,7 @@ def test_keeping_all_is_a_list_too():
     assert selection.keep.layers == (tuple(range(12)),) * 3
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 50), forced=st.sets(st.integers(0, 11), max_size=4))
 def test_forced_and_protected_experts_stay_and_the_rest_is_ranked(seed, forced):
     source = random_table(seed)
@@ -231,6 +234,19 @@ def test_never_routed_experts_and_ties_at_the_cut_are_told():
     assert tied.startswith("In layer 0 the last kept and the first pruned expert score the same")
     assert notes([[4, 4, 2, 1]], 2) == ()
     assert notes([[2, 2, 2, 2]], 4) == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (Honesty.PROXY, "stand in for REAP"),
+        (Honesty.SOFTMAX_GATE, "a softmax of the router's logits"),
+        (Honesty.UNNORMALISED_GATE, "before the model normalises"),
+    ],
+)
+def test_what_is_not_reap_is_told(label, words):
+    (note,) = notes([[4, 3, 2, 1]], 2, honesty=label)
+    assert words in note
 
 
 def test_layers_that_saw_fewer_tokens_are_told():
