@@ -17,12 +17,22 @@ from tests.reference.weights import Weights, draft_from_checkpoint, from_checkpo
 N_TOKENS = 28
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread():
     """Matrices this small gain nothing from threads, which fight with those of other tests."""
+    libraries = [
+        ctypes.CDLL(str(path))
+        for path in Path(np.__file__).parents[1].glob("numpy.libs/libscipy_openblas*")
+    ]
+    before = [library.scipy_openblas_get_num_threads64_() for library in libraries]
+    before_torch = torch.get_num_threads()
     torch.set_num_threads(1)
-    for library in Path(np.__file__).parents[1].glob("numpy.libs/libscipy_openblas*"):
-        ctypes.CDLL(str(library)).scipy_openblas_set_num_threads64_(1)
+    for library in libraries:
+        library.scipy_openblas_set_num_threads64_(1)
+    yield
+    torch.set_num_threads(before_torch)
+    for library, n_threads in zip(libraries, before, strict=True):
+        library.scipy_openblas_set_num_threads64_(n_threads)
 
 
 @pytest.fixture(scope="session")

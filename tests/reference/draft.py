@@ -1,14 +1,15 @@
 """The DSpark draft: three stages that propose a block of tokens at once.
 
 Source: DeepSeek-V4.1-Flash inference/model.py (DSpark classes). Every place of a block sees the
-same context rows of a stage, and the whole block. llama.cpp's ``dflash`` graph puts its ordinary
-window over both, so later places lose the oldest rows; ``sliding`` does as it does. The official
-chain samples, llama.cpp's is greedy, and so is this one.
+same context rows of a stage, and the whole block; llama.cpp b12211 does it so too. With ``sliding``
+the window is counted from each place instead, as an ordinary mask would have it, and later places
+lose the oldest rows. The official chain samples, llama.cpp's is greedy, and so is this one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -89,8 +90,8 @@ class DraftText:
                 streams,
                 pre,
                 layer,
-                lambda x, at=layer, rows=context: _attention(x, positions, rows, seen, at),
-                lambda x, at=layer: moe.mixture(x, positions, at),
+                partial(_attention, positions=positions, context=context, seen=seen, layer=layer),
+                partial(moe.mixture, positions=positions, layer=layer),
             )
         return _chain(token, block.final(streams, pre), draft)
 

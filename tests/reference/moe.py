@@ -89,13 +89,13 @@ def mixture(
 ) -> Floats:
     """Routed and shared experts together, ``[T, D]``."""
     chosen, gates = route(x, layer, masked)
-    stacks = [layer(f"ffn_{part}_exps.weight") for part in ("gate", "up", "down")]
+    gate, up, down = (layer(f"ffn_{part}_exps.weight") for part in ("gate", "up", "down"))
+    clamp = layer.h.clamps[layer.number]
     y = shared_expert(x, layer)
     for number in np.unique(chosen):
         tokens, places = np.nonzero(chosen == number)
         weights = gates[tokens, places]
-        parts = (stack[number] for stack in stacks)
-        outputs = expert(x[tokens], *parts, layer.h.clamps[layer.number])
+        outputs = expert(x[tokens], gate[number], up[number], down[number], clamp)
         if observer:
             observer(layer.number, int(number), positions[tokens], weights, outputs)
         y[tokens] += weights[:, None] * outputs

@@ -121,7 +121,7 @@ def test_candidates_are_the_best_blocks_and_the_newest():
     ]
 
 
-def test_gates_share_the_scale(weights, tokens):
+def test_gates_share_the_scale(weights):
     layer = Layer(weights, weights.hyperparameters, 3)
     x = normal(20, 256)
     experts, gates = moe.route(x, layer, masked=[0, 2])
@@ -129,6 +129,12 @@ def test_gates_share_the_scale(weights, tokens):
     assert not np.isin(experts, [0, 2]).any()
     assert len(np.unique(experts)) > layer.h.n_experts_used
     assert all(len(set(of_token)) == len(of_token) for of_token in experts.tolist())
+
+
+def test_a_single_expert_keeps_its_score(weights):
+    h = replace(weights.hyperparameters, n_experts_used=1)
+    scores = np.array([[0.5, 0.25]])
+    assert moe.gates_of(scores, np.array([[1]]), h) == pytest.approx(0.25 * h.weights_scale)
 
 
 def test_the_activation_limits_the_gate_from_above_only():

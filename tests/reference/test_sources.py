@@ -111,6 +111,7 @@ def test_logits_are_the_same(plain, weights, tight, tokens):
     assert np.abs(Trunk(theirs, limits).logits(tokens) - ours).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_quantized_tensors_are_what_their_codes_say(quantized, checkpoint, weights):
     """MXFP4 holds FP4 as it is; Q8_0 and BF16 are gguf-py's own rounding."""
     ours, theirs = CheckpointWeights.trunk(checkpoint), GgufWeights(quantized)
@@ -133,6 +134,7 @@ def kinds_of(files):
     return {tensor.name: tensor.tensor_type.name for read in readers for tensor in read.tensors}
 
 
+@pytest.mark.slow
 def test_a_twin_in_f32_has_the_same_logits(quantized, tmp_path, weights, tight, tokens):
     theirs, twin = from_gguf(quantized), from_gguf(write_twin(quantized, tmp_path / "twin.gguf"))
     assert twin.hyperparameters == theirs.hyperparameters

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -85,11 +86,12 @@ class Text:
             layer = Layer(trunk.weights, h, number)
             if number in rows:
                 streams = engram.written(streams, self._recalled(number, rows[number]), layer)
-            taps[number] = streams.mean(axis=1)
+            if number in trunk.taps:
+                taps[number] = streams.mean(axis=1)
             streams, pre = self._block(streams, pre, positions, layer, shared)
         return Reading(
             head(block.final(streams, pre), trunk.weights, h),
-            np.stack([taps[number] for number in trunk.taps]) if trunk.taps else embedded[:0],
+            np.array([taps[number] for number in trunk.taps]),
         )
 
     def _block(
@@ -100,11 +102,11 @@ class Text:
             streams,
             pre,
             layer,
-            lambda x: attention(x, positions, layer, memory, shared),
-            lambda x: moe.mixture(
-                x,
-                positions,
-                layer,
+            partial(attention, positions=positions, layer=layer, memory=memory, shared=shared),
+            partial(
+                moe.mixture,
+                positions=positions,
+                layer=layer,
                 masked=trunk.masked.get(layer.number, ()),
                 observer=trunk.observer,
             ),

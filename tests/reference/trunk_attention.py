@@ -73,6 +73,7 @@ def _publish_rows(
 
 def _publish_pick(x: Floats, low: Floats, positions: Ints, layer: Layer, shared: Shared) -> None:
     candidates = layer.h.candidates
+    assert shared.keys is not None, "the index keys' source comes first"
     wanted = indexer.scores(
         x, low, positions, shared.keys, layer, rope.frequencies(layer.h, layer.ratio)
     )

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
+from tests.reference.arrays import Floats
+
 NOT_COPIED = ("GGUF.", "split.", "general.architecture")
 
 
-def write_twin(files: Sequence[Path], path: Path) -> Path:
+def as_it_is(_name: str, values: Floats) -> Floats:
+    return values
+
+
+def write_twin(
+    files: Sequence[Path], path: Path, change: Callable[[str, Floats], Floats] = as_it_is
+) -> Path:
     """One file with the keys of ``files`` and the values of their tensors.
 
     An engine computes with these without rounding activations to the type of the weights, so that
     what it gives can be compared with arithmetic on the same values.
+
+    Args:
+        files: A model.
+        path: Where to.
+        change: Name and values of a tensor -> what is written instead.
     """
     readers = [GGUFReader(file) for file in files]
     keys = readers[0].fields
@@ -26,7 +39,8 @@ def write_twin(files: Sequence[Path], path: Path) -> Path:
             writer.add_key_value(key, field.contents(), field.types[0], element)
     for reader in readers:
         for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type))
+            values = dequantize(tensor.data, tensor.tensor_type)
+            writer.add_tensor(tensor.name, change(tensor.name, values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
