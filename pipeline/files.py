@@ -326,6 +326,14 @@ def free_nbytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def is_same_disk(path: Path, folder: Path) -> bool:
+    """Whether ``path`` lies on the file system that holds (or will hold) ``folder``."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    return path.stat().st_dev == existing.stat().st_dev
+
+
 def output_error(what: str, path: Path, error: OSError, offset: int | None = None) -> OutputError:
     """What the system refused, as an error with the fitting next step."""
     steps = {

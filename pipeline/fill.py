@@ -64,6 +64,10 @@ class Block:
         return f"{self.tensor.name} ({self.matrices[0].weight} rows {self.begin}-{self.end})"
 
 
+PartBlock = tuple[ShardPart, Block]
+"""A block, and the part that it belongs to."""
+
+
 @dataclass(frozen=True, slots=True)
 class FillEvents:
     """What a fill tells while it runs; called from worker threads."""
@@ -143,31 +147,51 @@ def fill_blocks(
             failed. Blocks finished before stay journaled.
     """
     events = events or FillEvents()
-    filler = _Filler(part, source, quantizer, events)
-    _run_all(filler, _missing(part, blocks, events), n_threads)
+    filler = _Filler(source, quantizer, events, forgets=True)
+    _run_all(filler, _missing(((part, block) for block in blocks), events), n_threads)
 
 
-def _missing(part: ShardPart, blocks: Iterable[Block], events: FillEvents) -> Iterator[Block]:
-    for block in blocks:
+def copy_blocks(
+    work: Iterable[PartBlock],
+    source: SourceReader,
+    *,
+    n_threads: int,
+    events: FillEvents | None = None,
+) -> None:
+    """Write blocks of copied rows to several parts, each to its own, where they are not yet.
+
+    They are begun in the order given, so that blocks of the same source rows side by side read them
+    from the drive once. What was read stays in the page cache: forgetting it is the caller's.
+
+    Raises:
+        QuantmillError: Reading or writing failed. Blocks finished before stay journaled.
+    """
+    events = events or FillEvents()
+    filler = _Filler(source, None, events, forgets=False)
+    _run_all(filler, _missing(work, events), n_threads)
+
+
+def _missing(work: Iterable[PartBlock], events: FillEvents) -> Iterator[PartBlock]:
+    for part, block in work:
         record = part.done.get(block.offset)
         if record is not None and record.nbytes == block.nbytes:
             events.advanced(block.nbytes)
         else:
-            yield block
+            yield part, block
 
 
-def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:
+def _run_all(filler: _Filler, work: Iterator[PartBlock], n_threads: int) -> None:
     """Let ``n_threads`` pull blocks from one iterator until it ends, one fails, or Ctrl-C."""
     lock = threading.Lock()
 
-    def work(slot: int) -> None:
+    def pull(slot: int) -> None:
         try:
             while not filler.stopped.is_set():
                 with lock:
-                    block = next(blocks, None)
-                if block is None:
+                    pair = next(work, None)
+                if pair is None:
                     return
-                filler.fill(block, slot)
+                filler.fill(*pair, slot)
         except BaseException:
             filler.stopped.set()
             raise
@@ -176,7 +200,7 @@ def _run_all(filler: _Filler, blocks: Iterator[Block], n_threads: int) -> None:
     futures: list[Future[None]] = []
 
     def start() -> None:
-        futures.extend(pool.submit(work, slot) for slot in range(n_threads))
+        futures.extend(pool.submit(pull, slot) for slot in range(n_threads))
 
     try:
         outlast_interrupts(start)  # a pool does not know the thread that it was just starting
@@ -191,16 +215,21 @@ class _Filler:
     """Turns blocks into written, journaled bytes; one instance serves all threads."""
 
     def __init__(
-        self, part: ShardPart, source: SourceReader, quantizer: Quantizer, events: FillEvents
+        self,
+        source: SourceReader,
+        quantizer: Quantizer | None,
+        events: FillEvents,
+        *,
+        forgets: bool,
     ) -> None:
-        self._part = part
         self._source = source
         self._quantizer = quantizer
         self._events = events
+        self._forgets = forgets
         self._worker = _Worker()
         self.stopped = threading.Event()
 
-    def fill(self, block: Block, slot: int) -> None:
+    def fill(self, part: ShardPart, block: Block, slot: int) -> None:
         """Write one block and hand it to the journal; leave it unfinished once `stopped` is set."""
         self._events.started(slot, str(block))
         digest = hashlib.sha256()
@@ -212,13 +241,14 @@ class _Filler:
             out = self._packed(min(n_tile, block.end - begin), row_nbytes)
             self._make(block, begin, out)
             content = out.reshape(-1).data
-            self._part.write(content, block.offset + (begin - block.begin) * row_nbytes)
+            part.write(content, block.offset + (begin - block.begin) * row_nbytes)
             digest.update(content)
             self._events.advanced(content.nbytes)
         for matrix in block.matrices:
             self._source.check_unchanged(matrix)
-            self._source.forget(matrix, block.begin, block.end - block.begin)
-        self._part.commit(BlockRecord(block.offset, block.nbytes, digest.hexdigest()))
+            if self._forgets:
+                self._source.forget(matrix, block.begin, block.end - block.begin)
+        part.commit(BlockRecord(block.offset, block.nbytes, digest.hexdigest()))
 
     def _tile_rows(self, block: Block) -> int:
         matrix = block.matrices[0]
@@ -266,6 +296,7 @@ class _Filler:
         self, block: Block, rows: NDArray[np.float32], bound: float, out: NDArray[np.uint8]
     ) -> None:
         ggml_type = block.tensor.type
+        assert self._quantizer is not None
         check_rows(ggml_type, rows, importance=None, bound=bound, tensor=block.tensor.name)
         self._quantizer.quantize(ggml_type, rows, out, None)
 

@@ -25,7 +25,13 @@ from enum import StrEnum
 from itertools import accumulate
 
 from pipeline.errors import PlanError
-from pipeline.gguf.header import TensorInfo, encode_padded_header, padded, padded_header_nbytes
+from pipeline.gguf.header import (
+    ALIGNMENT,
+    TensorInfo,
+    encode_padded_header,
+    padded,
+    padded_header_nbytes,
+)
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import (
     SPLIT_COUNT,
@@ -33,6 +39,7 @@ from pipeline.gguf.model_file import (
     shard_file_name,
     split_keys,
 )
+from pipeline.gguf.reader import GgufFile
 from pipeline.model.config import ModelConfig
 from pipeline.model.form import Form
 from pipeline.model.layout import Layout
@@ -104,17 +111,28 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """One output file: header bytes, then ``tensors`` in file order."""
+    """One output file: header bytes, then ``tensors`` in file order.
+
+    ``existing``: a finished file that is this shard, byte for byte.
+    """
 
     no: int
     kind: str
     file_name: str
     header: bytes
     tensors: tuple[PlannedTensor, ...]
+    existing: GgufFile | None = None
+
+    @property
+    def alignment(self) -> int:
+        """Tensors begin at multiples of this."""
+        return ALIGNMENT if self.existing is None else self.existing.alignment
 
     @property
     def nbytes(self) -> int:
         """Exact file length."""
+        if self.existing is not None:
+            return self.existing.nbytes
         if not self.tensors:
             return len(self.header)
         last = self.tensors[-1]

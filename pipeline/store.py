@@ -23,6 +23,7 @@ from pipeline.errors import OutputError
 from pipeline.gguf.journal import read_journal
 from pipeline.gguf.part import ShardDigests
 from pipeline.plan import PlannedShard, PlannedTensor, Transform
+from pipeline.source.spec import Picks
 from pipeline.verify import TensorError, read_error
 
 FORMAT_VERSION = 1
@@ -72,10 +73,19 @@ def shard_spec(
 def _origin(tensor: PlannedTensor) -> list[object]:
     """What is done to which stored matrices: the header says only what comes of it."""
     stored = [
-        [m.codec.value, m.weight, m.scale, m.n_rows, m.n_cols, *m.block]
+        [m.codec.value, m.weight, m.scale, m.n_rows, m.n_cols, *m.block, *_picked(m.picks)]
         for m in tensor.target.matrices
     ]
     return [tensor.name, tensor.transform.value, stored]
+
+
+def _picked(picks: Picks | None) -> list[object]:
+    """What is taken of a stored matrix; nothing where all of it is."""
+    if picks is None:
+        return []
+    if isinstance(picks.entries, range):
+        return [f"{picks.entries.start} to {picks.entries.stop}"]
+    return [list(picks.entries)]
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,15 @@
     InspectSource  index, shards and config of a checkpoint held against each other
     CheckEngram    engram row counts and hash keys of a checkpoint or a GGUF
     Relayout       a finished model to the other layout, without requantizing
+    ObserveExperts saliency measured on the checkpoint itself, over a text (PlanObservation: what it
+                   will take, nothing written)
+    SelectExperts  saliency -> a keep list: the experts that stay, and a page that says why
+    RecoverExperts the keep list of a published pruned checkpoint, from its routers
+    CutExperts     a finished model without some of its experts, by one keep list or several
+    PlanCut        the same from headers alone: exact bytes, nothing written
+    CutImatrix     an importance matrix for such a model
+    CutCheckpoint  a checkpoint without some of its experts, still one: in the released form
+                   (PlanCheckpointCut: from headers alone, nothing written)
     VerifyOutput   a finished output, hashed again
 
 From here to a written block: `RunRecipe` requires a `tasks.shard.WriteShard` per shard of the
@@ -21,19 +30,35 @@ from tasks.runtime import apply_defaults, end_children_on_sigterm
 apply_defaults()
 end_children_on_sigterm()
 
-from tasks.engram import CheckEngram  # noqa: E402 - luigi reads its settings when tasks are defined
+from tasks.cut import CutExperts  # noqa: E402 - luigi reads its settings when tasks are defined
+from tasks.cut_checkpoint import CutCheckpoint, PlanCheckpointCut  # noqa: E402
+from tasks.cut_imatrix import CutImatrix  # noqa: E402
+from tasks.cut_plan import PlanCut  # noqa: E402
+from tasks.engram import CheckEngram  # noqa: E402
 from tasks.inspect import InspectSource  # noqa: E402
+from tasks.observe import ObserveExperts, PlanObservation  # noqa: E402
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
+from tasks.recover import RecoverExperts  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402
+from tasks.select import SelectExperts  # noqa: E402
 from tasks.trial import TryLayers  # noqa: E402
 
 __all__ = [
     "CheckEngram",
+    "CutCheckpoint",
+    "CutExperts",
+    "CutImatrix",
     "InspectSource",
+    "ObserveExperts",
+    "PlanCheckpointCut",
+    "PlanCut",
+    "PlanObservation",
     "PlanRecipe",
+    "RecoverExperts",
     "Relayout",
     "RunRecipe",
+    "SelectExperts",
     "TryLayers",
     "VerifyOutput",
 ]

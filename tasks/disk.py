@@ -5,10 +5,11 @@ from __future__ import annotations
 from pipeline import files
 from pipeline.errors import OutputError
 from pipeline.report.plan_report import DiskNeed
+from tasks.described import Described
 from tasks.job import Job
 
 
-def missing_nbytes(job: Job) -> int:
+def missing_nbytes(job: Described) -> int:
     """Bytes of output still to be written: shards that are neither whole nor preallocated."""
     missing = 0
     for shard, spec in zip(job.shards, job.shard_specs, strict=True):

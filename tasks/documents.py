@@ -3,7 +3,7 @@
 budget.md, budget.json, budget.png     the byte budget at each step
 <file>.inventory.json                  of target and draft: every tensor with offset, bytes, digest
 <file>.inv.json                        the planner's plain array
-recipe.json                            the recipe with every type resolved
+recipe.json or keep.json               the recipe with its types resolved, or the keep list of a cut
 SHA256SUMS                             in the form `sha256sum --check` reads
 manifest.json                          written last: where it stands, the output is whole
 """
@@ -29,6 +29,7 @@ from pipeline.report.plan_report import shard_table
 from pipeline.report.tables import Table
 from pipeline.store import ShardRecord
 from pipeline.verify import TensorError
+from tasks.described import Described
 from tasks.job import Job
 from tasks.naming import MANIFEST, SUMS, sums_text
 
@@ -55,10 +56,25 @@ class FinishedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A job whose files are all whole, named and verified."""
+class Told:
+    """What the documents say of an output beyond its plans and bytes.
 
-    job: Job
+    ``source`` is where it came from, ``request`` names what it was asked to be; ``manifest`` are
+    further entries of the manifest, ``documents`` further JSON documents by file name.
+    """
+
+    source: Mapping[str, object]
+    request: Mapping[str, object]
+    manifest: Mapping[str, object]
+    documents: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An output whose files are all whole and verified."""
+
+    output: Described
+    told: Told
     files: tuple[FinishedFile, ...]
 
     @property
@@ -77,9 +93,9 @@ class Finished:
 
     def steps(self) -> tuple[Budget, ...]:
         """The budgets of all four steps."""
-        written = self.job.written_items(range(len(self.shards)))
+        written = self.output.written_items(range(len(self.shards)))
         return (
-            *self.job.budgets(),
+            *self.output.budgets(),
             budget_of("written", written),
             budget_of("final", self.final_items()),
         )
@@ -90,45 +106,59 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
     # Drawing is imported only where something is drawn: matplotlib takes a second to load.
     from pipeline.report.chart import chart_png
 
-    job = finished.job
-    steps, left_out, items = finished.steps(), job.left_out(), finished.final_items()
+    output = finished.output
+    steps, left_out, items = finished.steps(), output.left_out(), finished.final_items()
+    measured = (error_table(finished.errors),) if finished.errors else ()
     tables = (
-        *all_tables(steps, job.model, left_out, items=items),
-        *(shard_table(plan) for plan in job.plans),
-        error_table(finished.errors),
+        *all_tables(steps, output.model, left_out, items=items),
+        *(shard_table(plan) for plan in output.plans),
+        *measured,
     )
-    page = budget_markdown(job.name, job.plans, tables, left_out, chart="budget.png")
+    page = budget_markdown(output.name, output.plans, tables, left_out, chart="budget.png")
     documents = {
-        "budget.png": chart_png(steps, job.name),
+        "budget.png": chart_png(steps, output.name),
         "budget.md": page.encode(),
-        "budget.json": _json(budget_json(steps, job.model, left_out, items=items)),
-        "recipe.json": _json(_recipe(job)),
+        "budget.json": _json(budget_json(steps, output.model, left_out, items=items)),
+        **{name: _json(document) for name, document in finished.told.documents.items()},
     }
     for file in finished.files:
         documents |= {
-            f"{file.plan.name}.inventory.json": _json(_inventory(job, file)),
+            f"{file.plan.name}.inventory.json": _json(_inventory(finished.told, file)),
             f"{file.plan.name}.inv.json": _json(planner_array(file.plan)),
         }
     for name, content in documents.items():
-        files.write_whole(job.folder / name, content)
+        files.write_whole(output.folder / name, content)
     digests = {
         **{shard.file_name: record.file_sha256 for shard, record in finished.shards},
         **{name: sha256(content) for name, content in documents.items()},
     }
-    files.write_whole(job.folder / SUMS, sums_text(digests))
+    files.write_whole(output.folder / SUMS, sums_text(digests))
     sizes = {name: len(content) for name, content in documents.items()}
-    files.write_whole(job.folder / MANIFEST, _json(_manifest(finished, sizes, digests)))
-    return (overview_table(steps, job.model), error_table(finished.errors))
+    files.write_whole(output.folder / MANIFEST, _json(_manifest(finished, sizes, digests)))
+    return (overview_table(steps, output.model), *measured)
 
 
-def _inventory(job: Job, file: FinishedFile) -> dict[str, object]:
+def told_of(job: Job) -> Told:
+    """What the documents say of a conversion by a recipe."""
+    return Told(
+        source=_source(job),
+        request={"name": job.recipe.name},
+        manifest={
+            "recipe": job.recipe.model_dump(mode="json"),
+            "quantizer": f"{job.quantizer.name} {job.quantizer.version}",
+        },
+        documents={"recipe.json": _recipe(job)},
+    )
+
+
+def _inventory(told: Told, file: FinishedFile) -> dict[str, object]:
     digests = {name: digest for r in file.records for name, digest in r.tensors.items()}
     return inventory(
         file.plan,
         digests,
         [record.file_sha256 for record in file.records],
-        source=_source(job),
-        recipe={"name": job.recipe.name, "layout": _layout(file.plan)},
+        source=told.source,
+        recipe={**told.request, "layout": _layout(file.plan)},
     )
 
 
@@ -163,7 +193,7 @@ def _kind(plan: Plan) -> str:
 def _manifest(
     finished: Finished, sizes: Mapping[str, int], digests: Mapping[str, str]
 ) -> dict[str, object]:
-    job = finished.job
+    output = finished.output
     shards = [
         {
             "file": shard.file_name,
@@ -177,11 +207,10 @@ def _manifest(
     documents = [{"file": name, "nbytes": n, "sha256": digests[name]} for name, n in sizes.items()]
     return {
         "schema": SCHEMA,
-        "spec": job.spec,
-        "name": job.name,
-        "source": _source(job),
-        "recipe": job.recipe.model_dump(mode="json"),
-        "quantizer": f"{job.quantizer.name} {job.quantizer.version}",
+        "spec": output.spec,
+        "name": output.name,
+        "source": finished.told.source,
+        **finished.told.manifest,
         **_models(finished.files),
         "errors": [asdict(error) for error in finished.errors],
         "files": [*shards, *documents],

@@ -16,9 +16,9 @@ from pipeline.model.contract.pair import check_pair
 from pipeline.model.engram.check import check_gguf_engram
 from pipeline.plan import Plan
 from pipeline.report.tables import render_text
-from pipeline.store import ShardRecord
+from pipeline.store import ShardRecord, ShardStore
 from pipeline.verify import verify_files
-from tasks.documents import Finished, FinishedFile, write_documents
+from tasks.documents import Finished, FinishedFile, told_of, write_documents
 from tasks.fetch import ReleaseFile
 from tasks.naming import MANIFEST, listed_digests, name_shards
 from tasks.parameters import JobTask
@@ -61,25 +61,31 @@ class RunRecipe(JobTask):
         made = []
         for plan in self.job.plans:
             own = [next(specs) for _ in plan.shards]
-            records = tuple(map(self._record, own))
+            records = tuple(record_of(self.store, spec) for spec in own)
             model = verified(plan, list(map(self.store.path, own)))
             made.append(FinishedFile(plan, records, model))
         if len(made) > 1:
             target, draft = (file.model for file in made)
             raise_problems(f"draft of {self.job.name}", check_pair(target, draft))
-        return Finished(self.job, tuple(made))
+        return Finished(self.job, told_of(self.job), tuple(made))
 
-    def _record(self, spec: str) -> ShardRecord:
-        if self.store.record(spec) is None:
-            self.store.revive(spec)  # a late twin may have written equal bytes once more
-        record = self.store.record(spec)
-        if record is None:
-            raise VerifyError(
-                "a shard vanished or was touched before the output was finished",
-                file=self.store.path(spec),
-                next_step="Run the same command again; only that shard is looked at anew.",
-            )
-        return record
+
+def record_of(store: ShardStore, spec: str) -> ShardRecord:
+    """The record of a shard that was made.
+
+    Raises:
+        VerifyError: It vanished since, or its bytes changed.
+    """
+    if store.record(spec) is None:
+        store.revive(spec)  # a late twin may have written equal bytes once more
+    record = store.record(spec)
+    if record is None:
+        raise VerifyError(
+            "a shard vanished or was touched before the output was finished",
+            file=store.path(spec),
+            next_step="Run the same command again; only that shard is looked at anew.",
+        )
+    return record
 
 
 def verified(plan: Plan, paths: Sequence[Path]) -> GgufModel:

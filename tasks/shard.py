@@ -24,8 +24,8 @@ from pipeline.plan import PlannedShard
 from pipeline.source.reader import SourceReader
 from pipeline.store import ShardStore
 from pipeline.verify import TensorError, check_errors, measure_errors, merged_errors
+from tasks.described import Described
 from tasks.fetch import FetchFile
-from tasks.job import Job
 from tasks.parameters import JobTask
 from tasks.plan import AcceptPlan
 from tasks.progress import Progress
@@ -59,7 +59,7 @@ def refuse_errors(part: ShardPart, errors: Sequence[TensorError]) -> None:
     raise_problems(f"what was written to {part.part}", problems)
 
 
-def written_line(job: Job) -> str:
+def written_line(job: Described) -> str:
     """The budget of the shards that are whole so far, in one line."""
     whole = [no for no, spec in enumerate(job.shard_specs) if job.store.record(spec)]
     budget = budget_of("written", job.written_items(whole))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -151,17 +151,22 @@ def small_plan(
     *,
     factors: str = FACTORS,
     table: str = TABLE,
+    types: Mapping[str, str] | None = None,
     shard_nbytes: int = 30_000,
 ) -> Plan:
-    """The small model in the fixed shard positions, experts over several shards."""
+    """The small model in the fixed shard positions, experts over several shards.
+
+    ``types`` gives some tensors, by name, another type than the usual one.
+    """
     config = config or small_config()
     targets = target_tensors(config, layout)
+    usual = {t.name: _type(t, factors, table) for t in targets}
     return make_plan(
         name="small",
         form=target_form(config, layout),
         config=config,
         targets=targets,
-        types={t.name: TYPES[_type(t, factors, table)] for t in targets},
+        types={name: TYPES[named] for name, named in {**usual, **(types or {})}.items()},
         key_values=small_keys(config, layout),
         shard_nbytes=shard_nbytes,
     )

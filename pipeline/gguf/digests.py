@@ -52,7 +52,7 @@ def _check_file_digests(
         for name in named
         if name not in tensors
     ]
-    for name, digest in _digests(path, spans, progress).items():
+    for name, digest in digests_of(path, spans, progress=progress).items():
         if digest != wanted.get(name, digest):
             problems.append(
                 VerifyError(
@@ -67,11 +67,34 @@ def _check_file_digests(
     return problems
 
 
-def _digests(
-    path: Path, spans: Sequence[GgufTensor], progress: Callable[[int], None]
+def digests_of(
+    path: Path,
+    spans: Sequence[GgufTensor],
+    *,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, str]:
-    """Hex sha256 of the whole file, under the empty name, and of each of ``spans``, in one pass."""
-    whole, digests = hashlib.sha256(), {}
+    """Hex sha256 of the whole file, under the empty name, and of each of ``spans``, in one pass.
+
+    Raises:
+        SourceError: The file cannot be read, or ends before a span does.
+    """
+    return dict(running_digests(path, spans, progress=progress))
+
+
+def running_digests(
+    path: Path,
+    spans: Sequence[GgufTensor],
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Iterator[tuple[str, str]]:
+    """Name and hex sha256 of each of ``spans`` in file order, then of the whole file.
+
+    Each is given as soon as the bytes up to its end are read; the last has the empty name.
+
+    Raises:
+        SourceError: The file cannot be read, or ends before a span does.
+    """
+    whole = hashlib.sha256()
     with files.reading(path) as fd:
         position = 0
         for span in sorted(spans, key=lambda tensor: tensor.offset):
@@ -84,11 +107,24 @@ def _digests(
                 whole.update(chunk)
                 tensor.update(chunk)
                 progress(len(chunk))
-            digests[span.name] = tensor.hexdigest()
+            yield span.name, tensor.hexdigest()
         for chunk in _chunks(fd, path, position, os.fstat(fd).st_size):
             whole.update(chunk)
             progress(len(chunk))
-    return {**digests, "": whole.hexdigest()}
+    yield "", whole.hexdigest()
+
+
+def tensor_digest(path: Path, tensor: GgufTensor) -> str:
+    """Hex sha256 of the bytes of a tensor of ``path``, without padding.
+
+    Raises:
+        SourceError: The file cannot be read, or ends before the tensor does.
+    """
+    digest = hashlib.sha256()
+    with files.reading(path) as fd:
+        for chunk in _chunks(fd, path, tensor.offset, tensor.offset + tensor.nbytes):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _chunks(fd: int, path: Path, begin: int, end: int) -> Iterator[memoryview]:

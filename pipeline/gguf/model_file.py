@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import FormatError
+from pipeline.gguf.header import ALIGNMENT_KEY, FILLER_KEY
 from pipeline.gguf.keys import KeyValue, i32, u16
 from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
 
 SPLIT_NO = "split.no"
 SPLIT_COUNT = "split.count"
 SPLIT_TENSORS_COUNT = "split.tensors.count"
+SPLIT_KEYS = (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS_COUNT)
+
+FILE_KEYS = (*SPLIT_KEYS, ALIGNMENT_KEY, FILLER_KEY)
+"""What is true of one file only, not of the model."""
+
 MAX_SHARDS = 65535
 """``split.count`` is an unsigned 16-bit number."""
 

@@ -7,8 +7,9 @@ file, and accepts what ggml refuses. Rules after ggml ``src/gguf.cpp``; weights 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import FormatError, TypeRuleError
@@ -67,6 +68,8 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
     data_offset: int
     alignment: int
+    modified_ns: int | None = field(default=None, compare=False)
+    """When the file was last changed, as its header was read."""
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -77,6 +80,8 @@ def read_gguf(path: Path) -> GgufFile:
         SourceError: The file cannot be opened or read.
     """
     with reading(path) as fd:
+        # Before the header: a file that changes while it is read must not look settled.
+        modified_ns = os.fstat(fd).st_mtime_ns
         cursor = Cursor(fd, path)
         version, n_tensors, n_keys = _counts(cursor)
         key_values = _key_values(cursor, n_keys)
@@ -95,6 +100,7 @@ def read_gguf(path: Path) -> GgufFile:
         tensors={tensor.name: tensor for tensor in tensors},
         data_offset=data_offset,
         alignment=alignment,
+        modified_ns=modified_ns,
     )
 
 

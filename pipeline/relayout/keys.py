@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.gguf.header import ALIGNMENT_KEY, FILLER_KEY
 from pipeline.gguf.keys import KeyValue, ValueType, array, flag, i32, u32
-from pipeline.gguf.model_file import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT, GgufModel
-from pipeline.model.engram.arithmetic import layer_offsets, next_prime, running_offsets
+from pipeline.gguf.model_file import FILE_KEYS, GgufModel
+from pipeline.model.engram.arithmetic import layer_offsets, prime_start, running_offsets
 from pipeline.model.layout import Layout
-from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
-from pipeline.relayout.facts import (
+from pipeline.model.metadata.file_facts import (
     PREFIX,
     HashFacts,
     SourceFacts,
     read_hash_facts,
     read_source_facts,
 )
-
-_FIRST_PRIME = 2
+from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
 
 _OWN_KEYS = frozenset({*NINE_KEYS, *UNION_KEYS, *MAINLINE_KEYS})
 _OWN_PREFIXES = (f"{PREFIX}engram.", f"{PREFIX}ple.")
-_FILE_KEYS = (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS_COUNT, ALIGNMENT_KEY, FILLER_KEY)
-"""What is true of one file only, not of the model."""
 
 
 def convert_keys(model: GgufModel, have: Layout, want: Layout) -> tuple[KeyValue, ...]:
@@ -40,7 +35,7 @@ def convert_keys(model: GgufModel, have: Layout, want: Layout) -> tuple[KeyValue
         FormatError: A key of ``have`` is missing or contradicts another.
     """
     new = layout_keys(read_hash_facts(model, have), read_source_facts(model), want)
-    entries = [e for e in model.key_values.values() if e.key not in _FILE_KEYS]
+    entries = [e for e in model.key_values.values() if e.key not in FILE_KEYS]
     is_own = [e.key in _OWN_KEYS or e.key.startswith(_OWN_PREFIXES) for e in entries]
     place = is_own.index(True)
     kept = [entry for entry, own in zip(entries, is_own, strict=True) if not own]
@@ -117,25 +112,6 @@ def _other_engram_names(facts: HashFacts) -> Iterator[KeyValue]:
     yield _u64s(f"{PREFIX}engram.hash_multipliers", facts.multipliers)
     yield _u64s(f"{PREFIX}engram.head_offsets", layer_offsets(facts.sizes))
     yield _u64s(f"{PREFIX}engram.head_bucket_sizes", facts.sizes)
-
-
-def prime_start(sizes: Sequence[int]) -> int | None:
-    """A number from which on the consecutive primes are ``sizes``; nothing if they are not that.
-
-    The mainline layout does not keep the number that the config names. Every number after the
-    prime before the first gives the same primes; the roundest is the one that people choose.
-    """
-    run = [sizes[0]]
-    while len(run) < len(sizes):
-        run.append(next_prime(run[-1]))
-    if run != list(sizes) or next_prime(sizes[0] - 1) != sizes[0]:
-        return None
-    # Half a second of import that few commands need.
-    from sympy import prevprime
-
-    below = int(prevprime(sizes[0])) if sizes[0] > _FIRST_PRIME else 1
-    steps: list[int] = [10**power for power in reversed(range(len(str(sizes[0]))))]
-    return next(n for n in (sizes[0] // step * step for step in steps) if n > below)
 
 
 def _i32s(key: str, values: Sequence[int]) -> KeyValue:

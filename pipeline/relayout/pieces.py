@@ -20,8 +20,8 @@ from pipeline.errors import FormatError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.gguf.reader import GgufTensor
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.file_facts import HashFacts
 from pipeline.quant.types import TYPES, GgmlType
-from pipeline.relayout.facts import HashFacts
 
 TABLE = "per_layer_token_embd.weight"
 ENGRAM = re.compile(rf"blk\.\d+\.engram_\w+\.weight|{re.escape(TABLE)}")

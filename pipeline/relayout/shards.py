@@ -20,8 +20,8 @@ from pipeline.gguf.reader import GgufFile
 from pipeline.model.contract.form import form_of
 from pipeline.model.form import Architecture
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.file_facts import read_hash_facts
 from pipeline.plan import PAGE
-from pipeline.relayout.facts import read_hash_facts
 from pipeline.relayout.keys import convert_keys
 from pipeline.relayout.pieces import ENGRAM, ByteRange, Piece, engram_pieces
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from pipeline.errors import PlanError, VerifyError
-from pipeline.gguf.header import ALIGNMENT
 from pipeline.model.config import ModelConfig
 from pipeline.model.roles import ReadMode
 from pipeline.plan import PAGE, Plan, PlannedShard, PlannedTensor, per_token_nbytes
@@ -144,7 +143,7 @@ def _shard(shard: PlannedShard, digest: str | None) -> dict[str, object]:
         "kind": shard.kind,
         "nbytes": shard.nbytes,
         "data_offset": len(shard.header),
-        "alignment": ALIGNMENT,
+        "alignment": shard.alignment,
         "n_tensors": len(shard.tensors),
         "sha256": digest,
     }

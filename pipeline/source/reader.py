@@ -81,6 +81,7 @@ class SourceReader:
             DecodeError: A value is NaN or infinite; file, tensor, row and column are named.
         """
         assert out.shape[1:] == (matrix.n_cols,)
+        assert matrix.codec is not Codec.GGML, "rows of ggml types are copied only"
         stored = self._stored(matrix, row_begin, out.shape[0])
         bound = 0.0
         for rows in _steps(out.shape[0], stored.codes.row_nbytes):
@@ -121,7 +122,7 @@ class SourceReader:
                 narrow_ids(ids, limit, out[rows].view(np.int32))
 
     def copy_rows(self, matrix: MatrixRef, row_begin: int, out: U8) -> None:
-        """Fill ``out`` [n, row bytes] with rows of an F32 or BF16 matrix as they are stored.
+        """Fill ``out`` [n, row bytes] with rows of a matrix without scales as they are stored.
 
         Raises:
             SourceError: The stored tensor does not fit ``matrix``, or a read fails.

@@ -46,13 +46,19 @@ class Codec(StrEnum):
     """e2m1 nibbles, element 2k in the low half of byte k; one E8M0 scale per 32 of a row."""
     I64 = "i64"
     """Integer tables (V4's hash routing)."""
+    GGML = "ggml"
+    """Rows of a ggml type, which are copied as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """Entries taken along the first axis of a stored tensor that has ``n_stored`` of them."""
+    """Entries taken along the first axis of a stored tensor that has ``n_stored`` of them.
 
-    entries: tuple[int, ...]
+    An entry is a matrix of a stack, a row of a matrix or an element of a vector. A ``range`` (of
+    step 1) stands for entries one after the other, of which there may be millions.
+    """
+
+    entries: tuple[int, ...] | range
     n_stored: int
 
 
@@ -62,7 +68,8 @@ class MatrixRef:
 
     ``n_rows`` x ``n_cols`` counts weights, not bytes; a vector is one row. ``block`` is
     the (rows, columns) rectangle that shares a scale, ``(1, 1)`` where there is none. ``picks``:
-    not all rows of a matrix, or not all elements of a vector, but these (without scales only).
+    not all of what is stored, but these entries (without scales only). A stack of matrices counts
+    as one whose rows lie one matrix after the other. ``ggml_type`` names the type of ``GGML`` rows.
     """
 
     codec: Codec
@@ -72,6 +79,7 @@ class MatrixRef:
     n_cols: int
     block: tuple[int, int] = (1, 1)
     picks: Picks | None = None
+    ggml_type: str | None = None
 
     @property
     def source_names(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import SourceError
@@ -11,7 +11,7 @@ from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.decode import FP4_GROUP
 from pipeline.source.header import SourceFile, SourceTensor
 from pipeline.source.scale_block import implied_block, scale_shape
-from pipeline.source.spec import DTYPE_NBYTES, Codec, MatrixRef
+from pipeline.source.spec import Codec, MatrixRef
 
 _DTYPES = {
     Codec.F32: "F32",
@@ -27,25 +27,34 @@ _SCALE_DTYPE = "F8_E8M0"
 class StoredRows:
     """Rows of equal size in ``file``: one after the other from ``offset`` on, or picked.
 
-    Picked rows are made of ``entries`` of the stored tensor, ``entry_nbytes`` each: a row of a
-    matrix is one, the one row of a vector has one per element.
+    Picked rows are made of ``entries`` of the stored tensor, ``entry_nbytes`` each: an entry has
+    many rows in a stack of matrices, one in a matrix, and a part of the one row in a vector.
     """
 
     file: SourceFile
     tensor: str
     offset: int
     row_nbytes: int
-    entries: tuple[int, ...] | None = None
+    entries: Sequence[int] | None = None
     entry_nbytes: int = 0
 
     def spans(self, begin: int, n_rows: int) -> Iterator[tuple[int, int]]:
         """Where rows ``begin`` to ``begin + n_rows`` lie: offset in the file, bytes."""
-        if self.entries is None:
-            yield self.offset + begin * self.row_nbytes, n_rows * self.row_nbytes
-            return
-        per_row = self.row_nbytes // self.entry_nbytes
-        for entry in self.entries[begin * per_row : (begin + n_rows) * per_row]:
-            yield self.offset + entry * self.entry_nbytes, self.entry_nbytes
+        at, end = begin * self.row_nbytes, (begin + n_rows) * self.row_nbytes
+        if isinstance(self.entries, range):
+            yield self.offset + self.entries.start * self.entry_nbytes + at, end - at
+        elif self.entries is None:
+            yield self.offset + at, end - at
+        else:
+            yield from self._picked(self.entries, at, end)
+
+    def _picked(self, entries: Sequence[int], at: int, end: int) -> Iterator[tuple[int, int]]:
+        """Where bytes ``at`` to ``end`` of the picked entries lie."""
+        while at < end:
+            no, inside = divmod(at, self.entry_nbytes)
+            nbytes = min(end - at, self.entry_nbytes - inside)
+            yield self.offset + entries[no] * self.entry_nbytes + inside, nbytes
+            at += nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,8 @@ def store_of(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredMatrix:
 
 def _codes(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredRows:
     file, tensor = checkpoint.locate(matrix.weight)
-    dtype = _DTYPES[matrix.codec]
+    dtype = _DTYPES.get(matrix.codec, matrix.ggml_type)
+    assert dtype is not None
     _check_dtype(file, tensor, dtype)
     if matrix.codec is Codec.FP4 and (matrix.n_cols % FP4_GROUP or matrix.block != (1, FP4_GROUP)):
         raise SourceError(
@@ -88,16 +98,7 @@ def _codes(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredRows:
             found=f"scale block {matrix.block[0]}x{matrix.block[1]}, {matrix.n_cols} columns",
         )
     n_stored = matrix.n_cols // 2 if matrix.codec is Codec.FP4 else matrix.n_cols
-    picks = matrix.picks
-    # Only scales depend on the true shape; elsewhere a vector may be read as one row.
-    given: tuple[int, ...] = tensor.shape if matrix.scale else (math.prod(tensor.shape),)
-    wanted: tuple[int, ...] = (matrix.n_rows, n_stored)
-    if matrix.scale is None:
-        wanted = (matrix.n_rows * n_stored,)
-    if picks is not None:
-        assert matrix.scale is None
-        given, wanted = tensor.shape, (picks.n_stored, *tensor.shape[1:])
-    if given != wanted:
+    if not _fits(tensor.shape, matrix, n_stored):
         raise SourceError(
             "a stored matrix has another shape than the model needs",
             file=file.path,
@@ -106,11 +107,26 @@ def _codes(checkpoint: Checkpoint, matrix: MatrixRef) -> StoredRows:
             found=tensor.shape,
             next_step="Check that config.json and the shards belong to the same release.",
         )
-    row_nbytes = n_stored * DTYPE_NBYTES[dtype]
+    picks = matrix.picks
     if picks is None:
-        return StoredRows(file, tensor.name, tensor.offset, row_nbytes)
-    entry_nbytes = math.prod(tensor.shape[1:]) * DTYPE_NBYTES[dtype]
+        return StoredRows(file, tensor.name, tensor.offset, tensor.nbytes // matrix.n_rows)
+    entry_nbytes = tensor.nbytes // picks.n_stored
+    row_nbytes = entry_nbytes * len(picks.entries) // matrix.n_rows
     return StoredRows(file, tensor.name, tensor.offset, row_nbytes, picks.entries, entry_nbytes)
+
+
+def _fits(shape: tuple[int, ...], matrix: MatrixRef, n_stored: int) -> bool:
+    """Whether ``matrix``, whose rows are ``n_stored`` wide, can be read from this shape.
+
+    Only scales depend on the true shape; elsewhere a vector may be read as one row, and a stack as
+    one matrix.
+    """
+    wanted, picks = matrix.n_rows * n_stored, matrix.picks
+    if matrix.scale is not None:
+        return shape == (matrix.n_rows, n_stored)
+    if picks is None:
+        return math.prod(shape) == wanted
+    return shape[:1] == (picks.n_stored,) and math.prod(shape[1:]) * len(picks.entries) == wanted
 
 
 def _scales(checkpoint: Checkpoint, matrix: MatrixRef, name: str) -> StoredRows:

@@ -15,13 +15,14 @@ from pipeline.gguf.keys import KeyValue, ValueType, array, i32, u32
 from pipeline.gguf.model_file import GgufModel, read_model
 from pipeline.model.contract.check import check_contract
 from pipeline.model.contract.form import form_of
+from pipeline.model.engram.arithmetic import prime_start
 from pipeline.model.engram.check import check_gguf_engram
 from pipeline.model.engram.keys import engram_keys
 from pipeline.model.layout import Layout
+from pipeline.model.metadata.file_facts import HashFacts, SourceFacts
 from pipeline.model.metadata.required import MAINLINE_KEYS, UNION_KEYS
 from pipeline.quant.types import TYPES
-from pipeline.relayout.facts import HashFacts, SourceFacts
-from pipeline.relayout.keys import layout_keys, prime_start
+from pipeline.relayout.keys import layout_keys
 from pipeline.relayout.run import relayout
 from pipeline.relayout.shards import plan_relayout
 from tests.gguf_builder import (

@@ -43,6 +43,26 @@ def read_saliency(path: Path, *, text_only: bool = False) -> SaliencyTable:
     return table
 
 
+def read_halves(path: Path) -> tuple[SaliencyTable, SaliencyTable]:
+    """The saliency of two halves of the text, where one file keeps both.
+
+    Raises:
+        SourceError: The file is damaged, or keeps no halves.
+    """
+    match content_of(path):
+        case Content.NPZ:
+            return npz.read_halves(path)
+        case Content.SAFETENSORS:
+            return canonical.read_canonical_halves(path)
+        case content:
+            raise SourceError(
+                "the file keeps no two halves of the text",
+                file=path,
+                expected="our own saliency of an observation, or an .npz of a calibration script",
+                found=content.name,
+            )
+
+
 def read_keep(path: Path, routing: Routing, *, n_best: int | None = None) -> KeepList:
     """The keep list in ``path``, for a model with this routing.
 

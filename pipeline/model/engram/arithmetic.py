@@ -19,6 +19,8 @@ from pipeline.model.config import EngramConfig
 _SEED_STEP = 10007
 """A layer's multipliers are drawn with this times the layer number as seed."""
 
+_FIRST_PRIME = 2
+
 
 def bucket_sizes(engram: EngramConfig) -> tuple[tuple[int, ...], ...]:
     """Buckets of every hash table: one tuple per engram layer, ordered by n-gram order, then head.
@@ -41,6 +43,25 @@ def next_prime(number: int) -> int:
     from sympy import nextprime
 
     return int(nextprime(number))
+
+
+def prime_start(sizes: Sequence[int]) -> int | None:
+    """A number from which on the consecutive primes are ``sizes``; nothing if they are not that.
+
+    The mainline layout does not keep the number that the config names. Every number after the
+    prime before the first gives the same primes; the roundest is the one that people choose.
+    """
+    run = [sizes[0]]
+    while len(run) < len(sizes):
+        run.append(next_prime(run[-1]))
+    if run != list(sizes) or next_prime(sizes[0] - 1) != sizes[0]:
+        return None
+    # Half a second of import that few commands need.
+    from sympy import prevprime
+
+    below = int(prevprime(sizes[0])) if sizes[0] > _FIRST_PRIME else 1
+    steps: list[int] = [10**power for power in reversed(range(len(str(sizes[0]))))]
+    return next(n for n in (sizes[0] // step * step for step in steps) if n > below)
 
 
 def split_layers(flat: Sequence[int], n_columns: int) -> tuple[tuple[int, ...], ...]:

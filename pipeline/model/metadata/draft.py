@@ -18,7 +18,7 @@ from pipeline.model.metadata.vocabulary import vocabulary_keys
 from pipeline.model.targets.draft import draft_model
 from pipeline.model.tokens.tokenizer import Tokenizer
 
-_CAPTURED_LAYER_SHIFT = {"v4.1": 0, "v4": 1}
+CAPTURED_LAYER_SHIFT = {"v4.1": 0, "v4": 1}
 """Engines capture the input of a layer. V4.1's ids mean inputs, V4's mean outputs: the next input.
 
 A wrong number loads and costs nothing but accepted tokens (DeepSeek-V4.1 ``inference/model.py``;
@@ -48,7 +48,7 @@ def draft_metadata(
         FormatError: ``extra`` holds a key that is already there.
     """
     prefix, draft = Architecture.DFLASH.value, config.draft
-    shift = _CAPTURED_LAYER_SHIFT[config.family]
+    shift = CAPTURED_LAYER_SHIFT[config.family]
     layers = [layer + shift for layer in draft.target_layers]
     return checked_once(
         (

@@ -10,7 +10,7 @@ from pipeline.gguf.keys import KeyValue, ValueType, array, f32, flag, text, u32
 from pipeline.model.config import ModelConfig
 
 _QUANTIZATION_VERSION = 2
-_GATING_FUNCS = {"sqrtsoftplus": 4}
+GATING_FUNCS = {"sqrtsoftplus": 4}
 """config.json ``scoring_func`` -> llama.cpp's ``llama_expert_gating_func_type``.
 
 The loaders of these architectures accept no other.
@@ -92,11 +92,11 @@ def _rope_keys(prefix: str, config: ModelConfig) -> tuple[KeyValue, ...]:
 
 
 def _expert_keys(prefix: str, config: ModelConfig) -> tuple[KeyValue, ...]:
-    gating = _GATING_FUNCS.get(config.scoring_func)
+    gating = GATING_FUNCS.get(config.scoring_func)
     if gating is None:
         raise ConfigError(
             "this expert scoring has no GGUF form",
-            expected=", ".join(_GATING_FUNCS),
+            expected=", ".join(GATING_FUNCS),
             found=config.scoring_func,
         )
     clamps = [config.swiglu_limit] * config.n_layers

@@ -1,7 +1,7 @@
 """What the keys of a finished V4.1 file say about engram tables and sources, whatever its layout.
 
-Read from the file alone, made by this project or not, so that it can be said again in the other
-layout's words.
+Read from the file alone, made by this project or not, so that it can be said again: in the other
+layout's words, or as a model's description.
 """
 
 from __future__ import annotations
@@ -155,27 +155,36 @@ def read_source_facts(model: GgufModel) -> SourceFacts:
     Raises:
         FormatError: The file does not say how candidates are selected.
     """
+    candidate = find_candidate(model)
+    if candidate is None:
+        raise FormatError(
+            "the file does not say how candidate blocks are selected",
+            expected=", ".join(PREFIX + names[0] for names in _CANDIDATE_NAMES),
+            next_step="Without these keys an engine runs with the candidate mask silently off.",
+        )
+    return SourceFacts(*source_layers(model), candidate)
+
+
+def source_layers(model: GgufModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The layers that publish compressed rows, and those that publish picks."""
     keys = _keys(model)
     kv_sources = keys.find_numbers("attention.kv_source_layers", "attention.kv_source_layer_ids")
     index_sources = keys.find_numbers(
         "attention.indexer.source_layers", "attention.index_source_layer_ids"
     )
-    return SourceFacts(
+    return (
         kv_sources or layers_with("attn_compressor_kv.weight", model.tensors),
         index_sources or layers_with("indexer.attn_q_b.weight", model.tensors),
-        _candidate(keys),
     )
 
 
-def _candidate(keys: HeaderKeys) -> CandidateConfig:
+def find_candidate(model: GgufModel) -> CandidateConfig | None:
+    """The two-level selection, where the file's keys or its sizes tell it."""
+    keys = _keys(model)
     source, block_size, top_k = (keys.find_number(*names) for names in _CANDIDATE_NAMES)
     if source is not None and source >= 0 and block_size is not None and top_k is not None:
         return CandidateConfig(source, block_size, top_k)
     facts = ("block_count", "context_length", "attention.indexer.top_k")
     if tuple(map(keys.find_number, facts)) == _RELEASED:
         return _RELEASED_CANDIDATE
-    raise FormatError(
-        "the file does not say how candidate blocks are selected",
-        expected=", ".join(PREFIX + names[0] for names in _CANDIDATE_NAMES),
-        next_step="Without these keys an engine runs with the candidate mask silently off.",
-    )
+    return None

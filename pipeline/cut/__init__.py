@@ -1,0 +1,1 @@
+"""Experts cut out of finished files: bytes are copied, nothing is quantized again."""

@@ -1,0 +1,110 @@
+"""An importance matrix for a model that lost experts: the entries of those that stay.
+
+GGUF form (llama.cpp ``tools/imatrix`` since pull request 9400): for each matrix ``X.in_sum2`` F32
+``[n_matrices, n_in]`` and ``X.counts`` F32 ``[n_matrices, 1]``. The form before it is read by
+`pipeline.cut.imatrix_dat`. A quantizer refuses a matrix with another number of experts than the
+model; one with the entries in another order it takes without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import files
+from pipeline.cut.imatrix_dat import dat_pieces
+from pipeline.cut.pieces import Kept, Piece, picked, write_pieces
+from pipeline.errors import SourceError
+from pipeline.experts.keep import KeepList
+from pipeline.gguf.header import ALIGNMENT_KEY, MAGIC, TensorInfo, encode_header, padded
+from pipeline.gguf.keys import KeyValue
+from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
+
+_TYPE_KEY = "general.type"
+_TYPE = "imatrix"
+_STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight\.(in_sum2|counts)")
+
+
+def cut_imatrix(path: Path, keep: KeepList, out: Path) -> int:
+    """Write what ``keep`` leaves of the importance matrix ``path`` to ``out``.
+
+    Returns:
+        How many of its matrices lost entries.
+
+    Raises:
+        SourceError: It is of no known form, or was not made for the model that ``keep`` is for.
+        FormatError: The file is damaged.
+        OutputError: ``out`` cannot be written.
+    """
+    n_cut, pieces = (_gguf_pieces if _is_gguf(path) else dat_pieces)(path, keep)
+    if not n_cut:
+        raise SourceError(
+            "the importance matrix knows none of the model's experts",
+            file=path,
+            expected="entries blk.N.ffn_*_exps.weight",
+        )
+    write_pieces(path, pieces, out)
+    return n_cut
+
+
+def _is_gguf(path: Path) -> bool:
+    with files.reading(path) as fd:
+        head = bytearray(min(len(MAGIC), os.fstat(fd).st_size))
+        files.read_exact(fd, memoryview(head), 0, path)
+    return head == MAGIC
+
+
+def _gguf_pieces(path: Path, keep: KeepList) -> tuple[int, Sequence[Piece]]:
+    file = read_gguf(path)
+    kind = file.key_values.get(_TYPE_KEY)
+    if kind is None or kind.value != _TYPE:
+        raise SourceError(
+            "this GGUF file is no importance matrix",
+            file=path,
+            expected=f"{_TYPE_KEY} {_TYPE}",
+            found="nothing" if kind is None else kind.value,
+        )
+    infos: list[TensorInfo] = []
+    pieces: list[Piece] = []
+    n_cut = start = 0
+    for tensor in file.tensors.values():
+        entries = _entries(file, tensor, keep)
+        ne, nbytes = tensor.ne, tensor.nbytes
+        if entries is None:
+            pieces.append(Kept(tensor.offset, nbytes))
+        else:
+            n_cut += 1
+            ne = (*ne[:-1], len(entries))
+            pieces += picked(tensor.offset, nbytes, keep.n_experts, entries)
+            nbytes = nbytes // keep.n_experts * len(entries)
+        infos.append(TensorInfo(tensor.name, ne, tensor.type.type_id, start))
+        pieces.append(bytes(padded(nbytes) - nbytes))
+        start += padded(nbytes)
+    return n_cut, [encode_header(_kept_keys(file), infos), *pieces]
+
+
+def _kept_keys(file: GgufFile) -> list[KeyValue]:
+    """All but the alignment, which goes back to the usual one, and empty lists.
+
+    Nobody can tell the type of the latter; readers take a missing one for empty.
+    """
+    entries = file.key_values.values()
+    return [e for e in entries if e.key != ALIGNMENT_KEY and e.value != ()]
+
+
+def _entries(file: GgufFile, tensor: GgufTensor, keep: KeepList) -> tuple[int, ...] | None:
+    """The entries of a tensor that stay; nothing where it has none for experts."""
+    match = _STACK.fullmatch(tensor.name)
+    if match is None or int(match[1]) >= keep.n_layers:
+        return None
+    if tensor.ne[-1] != keep.n_experts or tensor.type.block != 1:
+        raise SourceError(
+            "the importance matrix is not of a model with this many experts",
+            file=file.path,
+            tensor=tensor.name,
+            expected=f"F32, {keep.n_experts} entries",
+            found=f"{tensor.type.name} {tensor.ne}",
+        )
+    return keep.layers[int(match[1])]
