@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import luigi
 
-from pipeline import files
 from pipeline.source.hub.events import FetchEvents
 from pipeline.source.hub.fetch import fetch_file
+from pipeline.source.hub.part import forget_download
 from pipeline.source.hub.remote import HubRemote
 from pipeline.source.hub.throttle import Throttle
 from tasks.parameters import JobTask
@@ -83,6 +83,6 @@ class ReleaseFile(JobTask):
         target = self.job.sources.origin(self.file).target(self.file)
         if not target.exists():
             return
-        files.remove(target)
+        forget_download(target)
         sys.stdout.write(f"let go: {self.file} (everything made of it is journaled)\n")
         sys.stdout.flush()

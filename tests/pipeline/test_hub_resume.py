@@ -9,6 +9,7 @@ import pytest
 from pipeline import files
 from pipeline.errors import OutputError, SourceError
 from pipeline.source.hub.fetch import fetch_file, is_fetched
+from pipeline.source.hub.part import forget_download
 from pipeline.source.hub.remote import HubRemote
 from tests.hub_server import (
     Fault,
@@ -185,3 +186,11 @@ def test_two_at_once_on_one_target_do_no_harm(hub, tmp_path, target):
             one.result()
     assert target.read_bytes() == CONTENT
     assert left(target) == [target.name]
+
+
+def test_a_journal_that_a_kill_left_goes_with_its_file(tmp_path):
+    target = tmp_path / "model.safetensors"
+    target.write_bytes(b"whole")
+    target.with_name("model.safetensors.journal").write_bytes(b"{}\n")
+    forget_download(target)
+    assert list(tmp_path.iterdir()) == []

@@ -36,7 +36,7 @@ class DownloadPart:
 
     def __init__(self, target: Path, file: HubFile) -> None:
         self.path = target.with_name(f"{target.name}.part")
-        self._journal = target.with_name(f"{target.name}.journal")
+        self._journal = _journal_of(target)
         self._target = target
         self.file = file
         self._content = identity(file)
@@ -131,3 +131,13 @@ class DownloadPart:
         except SourceError:
             return False
         return digest.hexdigest() == record.sha256
+
+
+def forget_download(target: Path) -> None:
+    """Take a fetched file away, and a journal that a kill left beside it."""
+    files.remove(_journal_of(target))
+    files.remove(target)
+
+
+def _journal_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.journal")
