@@ -104,13 +104,24 @@ class CheckpointCutJob:
     def _earlier(self) -> KeepList | None:
         """The list of an earlier cut, where the checkpoint is one that `CutCheckpoint` made."""
         path = self.source.path(KEEP)
-        said = read_document(self.source.path(MANIFEST)) or {}
         entries = read_document(path) or {}
         if entries.get("format") != FORMAT:
             return None
         earlier = parse_keep(entries, path)
-        is_of_it = said.get("told_keep_sha256") == keep_digest(earlier)
+        is_of_it = self._source_manifest.get("told_keep_sha256") == keep_digest(earlier)
         return earlier if is_of_it and earlier.n_kept == self.keep.n_experts else None
+
+    @property
+    def first_name(self) -> str:
+        """What the first model is called, where this one was cut before."""
+        said = self._source_manifest.get("source")
+        if self.told_keep is self.keep or not isinstance(said, dict):
+            return self.name
+        return str(said.get("folder"))
+
+    @property
+    def _source_manifest(self) -> Mapping[str, object]:
+        return read_document(self.source.path(MANIFEST)) or {}
 
     @cached_property
     def plan(self) -> PrunedPlan:
@@ -134,7 +145,9 @@ class CheckpointCutJob:
         """Name -> file of the source, of the small files that are taken along as they are."""
         carried = {path.name: path for path in self._beside() if path.name not in _OURS}
         card = self.source.path(CARD)
-        return carried | ({FIRST_CARD: card} if card.is_file() else {})
+        if card.is_file() and FIRST_CARD not in carried:  # else it is of an earlier cut
+            carried[FIRST_CARD] = card
+        return carried
 
     def _beside(self) -> Iterator[Path]:
         for path in sorted(self.source.folder.iterdir()):
@@ -200,7 +213,9 @@ class CheckpointCutJob:
         return CutDisk(missing, files.free_nbytes(self.folder))
 
     def _stands(self, file: PrunedFile) -> bool:
-        return self.records.record(file.name, self.specs[file.name]) is not None
+        """Whether a file of that length is there; its bytes are looked at when its turn comes."""
+        stamp = files.stamp(self.folder / file.name)
+        return stamp is not None and stamp[0] == file.nbytes
 
     def refuse_standing(self) -> None:
         """Refuse a folder that holds anything but this very cut, finished or not.

@@ -183,7 +183,7 @@ def whole_record(job: CheckpointCutJob, name: str) -> FileRecord:
 def documents(job: CheckpointCutJob) -> dict[str, bytes]:
     """All files beside the shards; config.json last, without which nobody opens the folder."""
     keep = job.told_keep
-    card = pruned_card(keep, job.name, pruned_table(job.source, job.plan), job.left_out)
+    card = pruned_card(keep, job.first_name, pruned_table(job.source, job.plan), job.left_out)
     return {
         **{name: files.read_bytes(path) for name, path in job.carried.items()},
         KEEP: canonical_json(keep_spec(keep)) + b"\n",
@@ -208,7 +208,7 @@ def _manifest(job: CheckpointCutJob, listed: Sequence[object]) -> dict[str, obje
     return {
         "schema": SCHEMA,
         "spec": job.spec,
-        "source": {"folder": job.name, "n_tensors": len(job.source.weight_map)},
+        "source": {"folder": job.first_name, "n_tensors": len(job.source.weight_map)},
         **job.identity,
         "experts": {
             "source_experts": keep.n_experts,

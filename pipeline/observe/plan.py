@@ -36,7 +36,7 @@ LEAST_BLOCK = 16
 """Tokens of a block, even where their scratch then is more than what was asked for."""
 
 _F32_NBYTES = 4
-_CPU_AHEAD, _GPU_AHEAD = 1, 3
+_CPU_AHEAD, _GPU_AHEAD = 1, 6
 
 
 class Keeping(StrEnum):

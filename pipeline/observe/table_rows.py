@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+import os
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +16,6 @@ from pipeline.source.stored import StoredRows, store_of
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-
-_N_READERS = 8
-"""Reads in flight: single rows are a matter of latency."""
-
 
 def table_rows(checkpoint: Checkpoint, matrix: MatrixRef, numbers: Ints) -> F32:
     """Rows ``numbers`` of a table, ``[n, n_cols]``; each different one is read once.
@@ -59,23 +53,26 @@ def table_rows(checkpoint: Checkpoint, matrix: MatrixRef, numbers: Ints) -> F32:
 
 
 def _read(rows: StoredRows, numbers: Ints) -> Bytes:
-    """The stored bytes of rows in ascending order, ``[n, row bytes]``."""
+    """The stored bytes of rows in ascending order, ``[n, row bytes]``.
+
+    Single rows are a matter of latency. The kernel is told of all of them before the first is read,
+    so that it fetches many at a time; threads would spend theirs on taking turns.
+    """
     out = np.empty((len(numbers), rows.row_nbytes), np.uint8)
-    parts = [part for part in np.array_split(np.arange(len(numbers)), _N_READERS) if len(part)]
-    with files.reading(rows.file.path) as fd, ThreadPoolExecutor(_N_READERS) as pool:
-
-        def fill(part: Ints) -> None:
-            for begin, end in _runs(numbers, int(part[0]), int(part[-1]) + 1):
-                at = rows.offset + int(numbers[begin]) * rows.row_nbytes
-                files.read_exact(fd, out[begin:end].reshape(-1).data, at, rows.file.path)
-
-        for _ in pool.map(fill, parts):
-            pass
+    starts, ends = _runs(numbers)
+    offsets = (rows.offset + numbers[starts] * rows.row_nbytes).tolist()
+    spans = list(zip(offsets, starts.tolist(), ends.tolist(), strict=True))
+    with files.reading(rows.file.path) as fd:
+        if hasattr(os, "posix_fadvise"):
+            for offset, begin, end in spans:
+                nbytes = (end - begin) * rows.row_nbytes
+                os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        for offset, begin, end in spans:
+            files.read_exact(fd, out[begin:end].reshape(-1).data, offset, rows.file.path)
     return out
 
 
-def _runs(numbers: Ints, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of places between ``begin`` and ``end`` whose numbers follow each other."""
-    breaks = np.flatnonzero(np.diff(numbers[begin:end]) != 1) + begin + 1
-    edges = [begin, *breaks.tolist(), end]
-    return pairwise(edges)
+def _runs(numbers: Ints) -> tuple[Ints, Ints]:
+    """Where runs of numbers that follow each other begin and end."""
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return np.concatenate([[0], breaks]), np.concatenate([breaks, [len(numbers)]])

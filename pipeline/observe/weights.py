@@ -117,6 +117,12 @@ class WeightLoader:
         self._reader.decode_rows(ref, row_begin, out)
         self._reader.check_unchanged(ref)
 
+    def buffer(self, shape: tuple[int, int]) -> F32:
+        """Memory to decode into again and again, from which a device can copy at full speed."""
+        is_gpu = not self._arithmetic.is_cpu
+        buffer: F32 = torch.empty(shape, dtype=torch.float32, pin_memory=is_gpu).numpy()
+        return buffer
+
     def row_blocks(self, name: str, n_rows: int) -> Iterator[Tensor]:
         """A matrix in blocks of rows, in order."""
         ref = self.ref(name)
@@ -204,7 +210,7 @@ class ExpertStream:
     def __init__(self, loader: WeightLoader, config: ModelConfig, *, n_ahead: int) -> None:
         self._loader = loader
         shapes = ((2 * config.expert_ff, config.hidden), (config.hidden, config.expert_ff))
-        self._buffers = [tuple(np.empty(s, np.float32) for s in shapes) for _ in range(n_ahead + 1)]
+        self._buffers = [tuple(map(loader.buffer, shapes)) for _ in range(n_ahead + 1)]
         self._n_ahead = n_ahead
 
     def decoded(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertWeights]]:

@@ -417,6 +417,15 @@ class TestCutCheckpoint:
             cut(small_miniature, pruned[0].parent / "keep.json", tmp_path / "cut")
         assert not (tmp_path / "cut").exists()
 
+    def test_mending_one_file_takes_the_room_of_one(
+        self, small_miniature, pruned, tmp_path, monkeypatch
+    ):
+        copy = tmp_path / "copy"
+        shutil.copytree(pruned[0], copy)
+        (copy / "model-00005-of-00014.safetensors").unlink()
+        monkeypatch.setattr("tasks.checkpoint_cut_job.files.free_nbytes", lambda _: 1_570_280)
+        assert cut(small_miniature, pruned[0].parent / "keep.json", copy)
+
     def test_the_plan_tells_bytes_and_writes_nothing(
         self, small_miniature, pruned, tmp_path, capsys, monkeypatch
     ):
@@ -447,10 +456,13 @@ class TestCutCheckpoint:
     def test_a_second_cut_is_told_in_the_numbers_of_the_first_model(
         self, small_miniature, pruned, tmp_path
     ):
-        folder, _ = pruned
-        second = keep_of(2, n_experts=3)
-        write_keep(tmp_path / "second.json", second)
+        folder = tmp_path / "first cut"
+        shutil.copytree(pruned[0], folder)
+        (folder / "README.original.md").write_text("the original card")
+        write_keep(tmp_path / "second.json", keep_of(2, n_experts=3))
         out = cut(folder, tmp_path / "second.json", tmp_path / "cut")
+        assert (out / "README.original.md").read_text() == "the original card"
+        assert (out / "README.md").read_text().startswith(f"# {small_miniature.name}, 2 of 4")
         told = read_keep_json(out / "keep.json")
         assert (told.n_experts, told.n_kept, len(told.choices)) == (4, 2, 2)
         assert stored(out) == expected(stored(small_miniature), told)
