@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files
-from pipeline.errors import QuantmillError, VerifyError
+from pipeline.errors import FormatError, QuantmillError, VerifyError
 from pipeline.gguf.digests import check_digests
-from pipeline.gguf.reader import GgufFile, read_gguf
+from pipeline.gguf.header import ALIGNMENT, VERSION
+from pipeline.gguf.model_file import GgufModel
+from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
+from pipeline.model.contract.check import check_contract
 from pipeline.model.roles import Role
 from pipeline.plan import Plan, PlannedShard, PlannedTensor, Transform
 from pipeline.quant.dequant import dequantize
@@ -32,6 +35,7 @@ __all__ = [
     "TensorError",
     "check_digests",
     "check_errors",
+    "check_plan",
     "errors_by_role",
     "limit_of",
     "measure_errors",
@@ -267,6 +271,21 @@ def _source_rows(
     no = bisect_right(starts, rows.start) - 1
     source.decode_rows(tensor.target.matrices[no], rows.start - starts[no], decoded)
     return decoded.astype(np.float64)
+
+
+def check_plan(plan: Plan) -> list[FormatError]:
+    """What a loader would refuse or silently misread in the files that ``plan`` describes.
+
+    Config values that no engine could use show here, before a weight is read. The files are looked
+    at as one: which tensor lies in which is no loader's business.
+    """
+    tensors = {
+        t.name: GgufTensor(t.name, t.target.shape[::-1], t.type, t.offset, t.nbytes)
+        for t in plan.tensors
+    }
+    keys = {entry.key: entry for entry in plan.key_values}
+    whole = GgufFile(Path(plan.name), plan.nbytes, VERSION, keys, tensors, 0, ALIGNMENT)
+    return check_contract(GgufModel((whole,)), plan.form)
 
 
 def verify_files(plan: Plan, paths: Sequence[Path]) -> list[QuantmillError]:

@@ -23,7 +23,7 @@ from pipeline.budget import (
     written_items,
 )
 from pipeline.digest import spec_digest
-from pipeline.errors import OutputError, PlanError, RecipeError
+from pipeline.errors import OutputError, PlanError, RecipeError, raise_problems
 from pipeline.experts.importers.open import read_keep
 from pipeline.experts.keep import KeepList
 from pipeline.experts.keys import keep_keys
@@ -47,6 +47,7 @@ from pipeline.recipe.schema import Recipe, load_recipe
 from pipeline.recipe.values import DraftMode
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.store import ShardStore, shard_spec
+from pipeline.verify import check_plan
 from tasks.model_source import ModelSource, SourceParameters
 from tasks.recipe_file import recipe_path
 from tasks.sources import Sources
@@ -96,9 +97,10 @@ class Job:
             SourceError: The file holds no keep list.
         """
         table = self.recipe.experts
-        path = self.parameters.keep or table.keep or ""
+        path = self.parameters.keep or self._beside_recipe(table.keep)
         if not path:
             if table.n_keep is not None:
+                routing_of(self.config)  # which says where no list would do
                 raise RecipeError(
                     f"recipe {self.recipe.name} keeps {table.n_keep} experts of each layer, and "
                     "nothing says which",
@@ -116,6 +118,10 @@ class Job:
                 found=keep.n_kept,
             )
         return keep
+
+    def _beside_recipe(self, name: str | None) -> str:
+        """A file that the recipe names: from its own folder on."""
+        return str(recipe_path(self.parameters.recipe).parent / name) if name else ""
 
     @property
     def model(self) -> ModelConfig:
@@ -157,8 +163,8 @@ class Job:
     def name(self) -> str:
         """Stem of the output's file names; the layout is in it where there is a choice."""
         stem = f"{self.model_name}-{self.recipe.name}"
-        if self.recipe.draft.mode is DraftMode.ONLY:
-            return stem
+        if self._is_draft_only:
+            return stem if stem.endswith(draft_stem("")) else draft_stem(stem)
         layout = target_form(self.config, self.layout).layout
         return f"{stem}-{layout}" if layout else stem
 
@@ -173,7 +179,7 @@ class Job:
         if not _PLAIN_NAME.fullmatch(name):
             raise OutputError(
                 "--name must do as part of a file name",
-                expected="letters, digits, dots, underscores and hyphens",
+                expected="up to 100 letters, digits, dots, dashes or underscores; no mark first",
                 found=repr(name),
             )
         return name
@@ -181,9 +187,16 @@ class Job:
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
         """The plan of each file to make: the target, the draft, or both, as the recipe says."""
-        mode = self.recipe.draft.mode
-        planned = () if mode is DraftMode.ONLY else (self._target_plan(),)
-        return planned if mode is DraftMode.DROP else (*planned, self._draft_plan())
+        target = () if self._is_draft_only else (self._target_plan(),)
+        drops = self.recipe.draft.mode is DraftMode.DROP
+        plans = target if drops else (*target, self._draft_plan())
+        for plan in plans:
+            raise_problems(f"the plan of {plan.name} would not load", check_plan(plan))
+        return plans
+
+    @property
+    def _is_draft_only(self) -> bool:
+        return self.recipe.draft.mode is DraftMode.ONLY
 
     def _target_plan(self) -> Plan:
         form = target_form(self.config, self.layout)
@@ -217,6 +230,7 @@ class Job:
     def _draft_plan(self) -> Plan:
         targets = draft_tensors(self.config)
         types = resolve_types(self.recipe, targets)
+        self.layout  # noqa: B018 - a wrong word on the command line is told all the same
         self.source.require_sound()
         # No word of the recipe: recipes that differ in the target only share the draft's file.
         key_values = draft_metadata(
@@ -226,9 +240,8 @@ class Job:
             name=f"{self.model_name} draft",
             extra=(self._source_key,),
         )
-        says_draft = self.name.endswith(draft_stem(""))
         return make_plan(
-            name=self.name if says_draft else draft_stem(self.name),
+            name=self.name if self._is_draft_only else draft_stem(self.name),
             form=draft_form(self.config),
             config=draft_model(self.config),
             targets=targets,

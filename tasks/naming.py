@@ -30,9 +30,9 @@ def name_shards(folder: Path, named: Mapping[str, Path]) -> None:
     for name in named:
         refuse_foreign(folder / name, ours)
     files.remove(folder / MANIFEST)
+    # Reports among them: those of the new plans are written again.
     for name in sorted(ours.keys() - named.keys()):
-        if name.endswith(".gguf"):
-            files.remove(folder / name)
+        files.remove(folder / name)
     for name, path in named.items():
         sharing.show_as(path, folder / name)
 

@@ -12,14 +12,16 @@ import torch
 from pipeline import files
 from pipeline.errors import ConfigError, SourceError
 from pipeline.observe.arithmetic import Arithmetic, Precision
+from pipeline.observe.disk_state import DiskState
 from pipeline.observe.likelihood import log_likelihood
 from pipeline.observe.measure import measure
+from pipeline.observe.memory_state import MemoryState
 from pipeline.observe.needs import Sizes
 from pipeline.observe.plan import Keeping, ObservationPlan, Room, plan_observation
 from pipeline.observe.records import LayerRecord, Records
 from pipeline.observe.result import write_result
 from pipeline.observe.run import ObserveEvents, observe
-from pipeline.observe.state import DiskState, MemoryState, State, file_names
+from pipeline.observe.state import State, file_names
 from pipeline.observe.text import Text
 from pipeline.observe.weights import WeightLoader
 from pipeline.report.observe_table import duration, observation_tables

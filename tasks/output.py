@@ -22,6 +22,7 @@ from tasks.documents import Finished, FinishedFile, told_of, write_documents
 from tasks.fetch import ReleaseFile
 from tasks.naming import MANIFEST, listed_digests, name_shards
 from tasks.parameters import JobTask
+from tasks.plan import AcceptPlan
 from tasks.shard import WriteShard
 from tasks.targets import PrintedTask, SpecTarget
 
@@ -30,7 +31,8 @@ class RunRecipe(JobTask):
     """The main job: a checkpoint becomes verified GGUF shards with reports and a manifest."""
 
     def requires(self) -> Iterator[luigi.Task]:
-        """One task per shard; the end of each source file that is to be let go."""
+        """The accepted plan, a task per shard, the end of each source file that is let go."""
+        yield AcceptPlan(spec=self.job.spec, **self.passed_on())
         for no, spec in enumerate(self.job.shard_specs):
             yield WriteShard(no=no, spec=spec, **self.passed_on())
         for file in self.job.sources.fetched() if self.lets_go else ():

@@ -39,6 +39,8 @@ class Relayout(PrintedTask):
             raise OutputError("unknown layout", expected=" or ".join(Layout), found=self.layout)
         layout, model = Layout(self.layout), read_model(Path(self.path))
         draft = read_draft(model.files[0].path)
+        if draft is not None:
+            raise_problems(f"the draft beside {self.path}", check_pair(model, draft))
         out = Path(self.out) if self.out else beside(model, layout)
         refuse_standing(model, draft, layout, out)
         known = known_digests(paths_of(model, draft))

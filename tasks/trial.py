@@ -55,6 +55,11 @@ class TryLayers(PrintedTask, JobTask):
         return [(no, file) for file in sorted(wanted) for no in job.shards_of(file)]
 
     def _range(self) -> tuple[int, int]:
+        if all(plan.form.is_draft for plan in self.job.plans):
+            raise RecipeError(
+                f"recipe {self.job.recipe.name} makes a draft only, which has no layers to try",
+                next_step="Run it: a draft is a small file.",
+            )
         match = _RANGE.fullmatch(self.layers)
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1

@@ -39,6 +39,8 @@ FIXED_TEXT: Mapping[str, object] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "attention_bias": False,
+    "topk_method": "noaux_tc",
+    "gate_temp": 1,
 }
 """Values of the language model that the GGUF architectures stand for."""
 
@@ -175,6 +177,8 @@ def _model(family: str, top: ConfigKeys, text: ConfigKeys) -> ModelConfig:
 
 def _rope_scaling(text: ConfigKeys) -> RopeScaling:
     scaling = text.inner("rope_scaling")
+    for amplitude in ("attention_factor", "mscale"):
+        scaling.fixed(amplitude, 1)
     return RopeScaling(
         kind=scaling.get("rope_type" if "rope_type" in scaling else "type", str),
         factor=scaling.positive("factor"),

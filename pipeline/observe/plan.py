@@ -10,6 +10,7 @@ Memory, in bytes (`pipeline.observe.needs` has the sizes; v is 4, the size of a 
     device  a chunk of tokens before and after the experts           `needs.chunk_token_nbytes` each
     host    experts decoded ahead                                    4 * weights each
     either  the state, where it is kept in memory                    `needs.state_nbytes`
+    host    sequences on their way to the disk, else                 `needs.sequence_nbytes` each
 
 On a CPU the device is the host. The chunk gets what is left of the room: every chunk decodes every
 expert anew. The same sizes are what the tests hold a run's memory against.
@@ -26,6 +27,7 @@ from pipeline.model.config import ModelConfig
 from pipeline.observe import needs
 from pipeline.observe.arithmetic import Arithmetic
 from pipeline.observe.chunk import chunks_of
+from pipeline.observe.disk_state import N_WRITING
 from pipeline.observe.needs import Sizes
 from pipeline.source.spec import TensorSpec
 
@@ -131,6 +133,9 @@ def plan_observation(
     least = Use("the shortest chunk", token_nbytes * max(lengths), on_device=True)
     if keeping is Keeping.MEMORY:
         uses.append(_state_use(config, lengths, arithmetic, room, [*uses, least]))
+    else:
+        waiting = N_WRITING * needs.sequence_nbytes(config, max(lengths), arithmetic)
+        uses.append(Use("state on its way to the disk", waiting, on_device=False))
     for on_device in (True, False):
         _require([*uses, least], room, on_device=on_device, keeping=keeping)
     disk = needs.disk_nbytes(config, lengths, arithmetic) if keeping is Keeping.DISK else 0

@@ -17,6 +17,7 @@ from pipeline.source.stored import StoredRows, store_of
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
+
 def table_rows(checkpoint: Checkpoint, matrix: MatrixRef, numbers: Ints) -> F32:
     """Rows ``numbers`` of a table, ``[n, n_cols]``; each different one is read once.
 

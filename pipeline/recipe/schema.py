@@ -191,7 +191,14 @@ def parse_recipe(content: bytes, path: Path) -> Recipe:
         found = [describe(path, one, _KEYS) for one in error.errors()]
         raise_problems(f"recipe {path}", found)
         raise AssertionError("pydantic raised without an error") from error
-    if recipe.roles is None and recipe.draft.mode is not DraftMode.ONLY:
+    makes_target = recipe.draft.mode is not DraftMode.ONLY
+    if not makes_target and (recipe.override or recipe.experts != ExpertsTable()):
+        raise RecipeError(
+            "overrides and experts speak of the target, and this recipe makes a draft only",
+            file=path,
+            next_step="Types of the draft stand in [draft].",
+        )
+    if recipe.roles is None and makes_target:
         raise RecipeError(
             "the table [roles] is missing",
             file=path,

@@ -14,7 +14,7 @@ from pipeline.recipe.mistakes import did_you_mean, mistake, one_of
 
 ALLOWANCES = {
     "below_bf16": "engram q/k, hyper-connection mixing and router matrices below BF16",
-    "larger_than_fp4": "FP4 experts to a type that is lossy and no smaller than MXFP4",
+    "larger_than_fp4": "FP4 experts to another type that is no smaller than MXFP4",
 }
 """What a recipe may be allowed by name, because published files did it."""
 
@@ -108,10 +108,10 @@ def _expert_count(n_experts: int) -> int:
 
 
 def _name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise mistake(
             "files cannot be named after this",
-            expected="letters, digits, dots, dashes and underscores, a letter or digit first",
+            expected="up to 100 letters, digits, dots, dashes or underscores; no mark first",
             next_step='Without a key `name`, the name is the recipe\'s file name without ".toml".',
         )
     return name

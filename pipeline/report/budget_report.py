@@ -86,7 +86,7 @@ def overview_table(steps: Sequence[Budget], config: ModelConfig) -> Table:
         Column("read per token", Format.COUNT),
         Column("change in bytes", Format.CHANGE),
     )
-    return Table("Steps", columns, tuple(rows), (UNITS_NOTE, _read_note(config)))
+    return Table("Steps", columns, tuple(rows), (UNITS_NOTE, _read_note(steps, config)))
 
 
 def role_table(step: Budget, not_carried: Sequence[NotCarried] = ()) -> Table:
@@ -149,7 +149,9 @@ def _read_cells(
     return (title, per_token, *changes, type_mix(_types(line)))
 
 
-def _read_note(config: ModelConfig) -> str:
+def _read_note(steps: Sequence[Budget], config: ModelConfig) -> str:
+    if all(line.role is Role.DRAFT for step in steps for line in step.roles):
+        return "A draft is read once per drafted block, not per token."
     parts = [
         "Read per token of text: plain tensors whole",
         f"expert stacks {config.n_experts_used} of {config.n_experts} experts",

@@ -86,8 +86,13 @@ def _dense_note(groups: Mapping[str, Sequence[Item]]) -> str:
     dense = [item for role, group in groups.items() if role not in apart for item in group]
     with_engram = sum(item.per_token for item in dense)
     without = sum(item.per_token for item in dense if item.role is not Role.ENGRAM)
-    return (
+    note = (
         "Read whole for every token (neither expert nor looked-up row): "
-        f"{count(with_engram)} bytes = {both(with_engram)}; without the engram's own projections "
-        f"and gates {count(without)} bytes = {both(without)}."
+        f"{count(with_engram)} bytes = {both(with_engram)}"
+    )
+    if with_engram == without:
+        return f"{note}."
+    return (
+        f"{note}; without the engram's own projections and gates {count(without)} bytes = "
+        f"{both(without)}."
     )

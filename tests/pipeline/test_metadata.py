@@ -259,11 +259,17 @@ def test_pruned_model_says_its_own_expert_count() -> None:
     assert keys["deepseek41.expert_count"] == 256
 
 
+OTHER_BETA = replace(config().rope_scaling, beta_fast=16.0)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
         pytest.param({"model": {"family": "v4"}}, ConfigError, "one layout", id="V4"),
         pytest.param({"model": {"engram": None}}, ConfigError, "without engram", id="no engram"),
+        pytest.param(
+            {"model": {"rope_scaling": OTHER_BETA}}, ConfigError, "betas", id="other beta"
+        ),
         pytest.param({"model": {"candidate": None}}, ConfigError, "candidate_", id="no candidate"),
         pytest.param({"model": {"scoring_func": "sigmoid"}}, ConfigError, "scoring", id="scoring"),
         pytest.param({"model": {"eos_token": 5}}, SourceError, "belong together", id="other eos"),

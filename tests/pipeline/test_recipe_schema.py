@@ -83,7 +83,7 @@ def test_writable_types_are_those_ggml_has_an_encoder_for() -> None:
 
 TYPE_NAMES = "one of " + ", ".join(WRITABLE_TYPES)
 ROLE_NAMES = "routed, engram, attention, embedding, shared"
-NAME_RULE = "letters, digits, dots, dashes and underscores, a letter or digit first"
+NAME_RULE = "up to 100 letters, digits, dots, dashes or underscores; no mark first"
 NAME_STEP = 'Without a key `name`, the name is the recipe\'s file name without ".toml".'
 
 
@@ -273,6 +273,13 @@ MISTAKES = {
         "one of below_bf16, larger_than_fp4",
         '"below_bf15"',
         "Did you mean below_bf16?",
+    ),
+    "overrides of a draft alone": broken(
+        '[draft]\nmode = "only"\n[[override]]\nmatch = "x"\ntype = "F32"\n',
+        "overrides and experts speak of the target, and this recipe makes a draft only",
+        None,
+        None,
+        step="Types of the draft stand in [draft].",
     ),
     "draft mode": broken(
         ROLES + '[draft]\nmode = "kept"\n',

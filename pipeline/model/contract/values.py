@@ -23,7 +23,7 @@ _FIXED: _Fixed = {
     "hyper_connection.count": (4, "The graph is built for four streams."),
 }
 _NOT_HASHED: _Fixed = {"hash_layer_count": (0, "Only V4's trunk has hash-routed layers.")}
-_V4_ROPE: _Fixed = {
+_YARN: _Fixed = {
     "rope.scaling.yarn_beta_fast": (32.0, "The engine never reads it and always takes 32."),
     "rope.scaling.yarn_beta_slow": (1.0, "The engine never reads it and always takes 1."),
 }
@@ -33,9 +33,9 @@ _V41_FLAGS: _Fixed = {
 }
 
 _FIXED_IN: Mapping[Form, _Fixed] = {
-    V41_MAINLINE: {**_FIXED, **_NOT_HASHED},
-    V41_FORK: {**_FIXED, **_NOT_HASHED},
-    V4_TARGET: {**_FIXED, **_V4_ROPE},
+    V41_MAINLINE: {**_FIXED, **_NOT_HASHED, **_YARN},
+    V41_FORK: {**_FIXED, **_NOT_HASHED, **_YARN},
+    V4_TARGET: {**_FIXED, **_YARN},
     V41_DRAFT: {**_FIXED, **_NOT_HASHED, **_V41_FLAGS},
     V4_DRAFT: {**_FIXED, **_NOT_HASHED},
 }

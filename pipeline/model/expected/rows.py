@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pipeline.model.config import ModelConfig
+from pipeline.source.decode import FP4_GROUP
 from pipeline.source.scale_block import scale_shape
 from pipeline.source.spec import Codec, TensorSpec
 
 Row = tuple[str, Codec, tuple[int, ...]]
-
-FP4_GROUP = 32
-"""Weights of one row that share a scale in an FP4 matrix (OCP MX block size)."""
 
 _PLAIN_DTYPES = {Codec.BF16: "BF16", Codec.F32: "F32", Codec.I64: "I64"}
 

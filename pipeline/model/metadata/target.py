@@ -12,13 +12,14 @@ from pipeline.errors import ConfigError, FormatError
 from pipeline.gguf.keys import KeyValue
 from pipeline.model.config import ModelConfig
 from pipeline.model.engram.keys import engram_keys
-from pipeline.model.form import Architecture, Form
+from pipeline.model.form import Form
 from pipeline.model.metadata.trunk import general_keys, trunk_keys
 from pipeline.model.metadata.vocabulary import vocabulary_keys
 from pipeline.model.tokens.tokenizer import Tokenizer
 
-_V4_BETAS = (32.0, 1.0)
-"""YaRN's two betas in llama.cpp's `deepseek4`, whatever the file says (pull request 24162)."""
+_BETAS = (32.0, 1.0)
+"""YaRN's two betas in llama.cpp's `deepseek4` (pull request 24162) and `deepseek41`, whatever the
+file says."""
 
 
 def target_metadata(
@@ -49,7 +50,7 @@ def target_metadata(
         SourceError: Tokenizer and config.json do not belong together.
         FormatError: ``extra`` holds a key that is already there.
     """
-    _check_betas(config, form)
+    _check_betas(config)
     engram: tuple[KeyValue, ...] = ()
     if form.layout is not None:
         assert token_map is not None
@@ -77,12 +78,12 @@ def checked_once(keys: tuple[KeyValue, ...]) -> tuple[KeyValue, ...]:
     return keys
 
 
-def _check_betas(config: ModelConfig, form: Form) -> None:
+def _check_betas(config: ModelConfig) -> None:
     betas = (config.rope_scaling.beta_fast, config.rope_scaling.beta_slow)
-    if form.architecture is Architecture.DEEPSEEK4 and betas != _V4_BETAS:
+    if betas != _BETAS:
         raise ConfigError(
             "config.json rope_scaling has betas that llama.cpp does not read for this model",
-            expected="beta_fast {:g}, beta_slow {:g}".format(*_V4_BETAS),
+            expected="beta_fast {:g}, beta_slow {:g}".format(*_BETAS),
             found="beta_fast {:g}, beta_slow {:g}".format(*betas),
             next_step="The file would load and compute other positions without a word.",
         )

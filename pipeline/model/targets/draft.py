@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from pipeline.model.config import ModelConfig
+from pipeline.model.config import DRAFT_PREFIX, ModelConfig
 from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.form import V4_DRAFT, V41_DRAFT, Form
 from pipeline.model.targets.rows import (
@@ -21,9 +21,6 @@ from pipeline.model.targets.rows import (
     tensor_of,
 )
 from pipeline.model.targets.tensor import TargetTensor
-
-MTP = "mtp."
-"""How the checkpoint's names of the module begin."""
 
 _LEFT_OUT = frozenset({"exp_probs_b_vl.bias"})
 
@@ -78,7 +75,7 @@ def draft_tensors(config: ModelConfig) -> tuple[TargetTensor, ...]:
     """
     specs = {spec.name: spec for spec in expected_tensors(config)}
     model = draft_model(config)
-    stages = [f"{MTP}{stage}." for stage in range(model.n_layers)]
+    stages = [f"{DRAFT_PREFIX}{stage}." for stage in range(model.n_layers)]
     shared = [
         tensor_of(row, specs, model, prefix=prefix, is_draft=True)
         for rows, prefix in ((_FIRST_STAGE_ROWS, stages[0]), (_LAST_STAGE_ROWS, stages[-1]))

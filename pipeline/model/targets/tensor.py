@@ -9,10 +9,8 @@ from enum import StrEnum
 
 from pipeline.model.config import ModelConfig
 from pipeline.model.roles import ReadMode, Role, SubRole, read_mode_of, role_of, sub_role_of
+from pipeline.source.decode import FP4_GROUP
 from pipeline.source.spec import Codec, MatrixRef, Picks, TensorSpec
-
-FP4_GROUP = 32
-"""Weights of one FP4 row that share a scale."""
 
 
 class Combine(StrEnum):

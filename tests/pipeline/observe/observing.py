@@ -1,4 +1,4 @@
-"""Observing a small checkpoint without luigi, and the same by the reference, model and text whole."""
+"""Observing a small checkpoint without luigi, and the reference, which has all of it in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from pipeline.model.config import read_config
 from pipeline.model.expected.tensors import expected_tensors
 from pipeline.model.tokens.token_map import compress_vocabulary
 from pipeline.observe.arithmetic import Arithmetic, Precision
+from pipeline.observe.disk_state import DiskState
+from pipeline.observe.memory_state import MemoryState
 from pipeline.observe.plan import Keeping, Room, plan_observation
 from pipeline.observe.records import Records
 from pipeline.observe.run import observe
 from pipeline.observe.sequences import Sequences
-from pipeline.observe.state import DiskState, MemoryState, file_names
+from pipeline.observe.state import file_names
 from pipeline.observe.text import Text
 from pipeline.observe.topology import Slot
 from pipeline.observe.weights import WeightLoader
@@ -128,9 +130,7 @@ def observed(
     if folder:
         state = disk_state(folder, text, arithmetic, done)
     with model.loader(arithmetic, config) as loader:
-        halves = observe(
-            text, loader, plan, arithmetic, state, records=records, done=done
-        )
+        halves = observe(text, loader, plan, arithmetic, state, records=records, done=done)
         return Observed(sums_of(halves), logits_of(text, state, loader))
 
 
@@ -138,9 +138,7 @@ def disk_state(folder, text, arithmetic, done=()):
     n_done, lengths = len(done), text.sequences.lengths
     needed = file_names(text.config, n_done - 1) if n_done else ()
     found = {n: d for record in done for n, d in record.state.items() if n in needed}
-    return DiskState(
-        folder, text.config, lengths, arithmetic.values, n_done=n_done, found=found
-    )
+    return DiskState(folder, text.config, lengths, arithmetic.values, n_done=n_done, found=found)
 
 
 def one_life(source, folder, lengths, death=None):
@@ -202,7 +200,7 @@ def relative(found, wanted):
 
 
 def assert_sums(found: Observed, wanted: Observed, rtol: float) -> None:
-    assert list(Sum)[0] is Sum.COUNTS
+    assert next(iter(Sum)) is Sum.COUNTS
     np.testing.assert_array_equal(found.sums[:, 0], wanted.sums[:, 0])
     np.testing.assert_allclose(found.sums, wanted.sums, rtol=rtol)
 
