@@ -30,18 +30,18 @@ from tasks.runtime import apply_defaults, end_children_on_sigterm
 apply_defaults()
 end_children_on_sigterm()
 
-from tasks.cut import CutExperts  # noqa: E402 - luigi reads its settings when tasks are defined
-from tasks.cut_checkpoint import CutCheckpoint, PlanCheckpointCut  # noqa: E402
-from tasks.cut_imatrix import CutImatrix  # noqa: E402
-from tasks.cut_plan import PlanCut  # noqa: E402
+from tasks.cut.checkpoint import CutCheckpoint, PlanCheckpointCut  # noqa: E402
+from tasks.cut.experts import CutExperts  # noqa: E402 - luigi reads its settings when tasks are defined
+from tasks.cut.imatrix import CutImatrix  # noqa: E402
+from tasks.cut.plan import PlanCut  # noqa: E402
 from tasks.engram import CheckEngram  # noqa: E402
 from tasks.inspect import InspectSource  # noqa: E402
+from tasks.keep.recover import RecoverExperts  # noqa: E402
+from tasks.keep.select import SelectExperts  # noqa: E402
 from tasks.observe import ObserveExperts, PlanObservation  # noqa: E402
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
-from tasks.recover import RecoverExperts  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402
-from tasks.select import SelectExperts  # noqa: E402
 from tasks.trial import TryLayers  # noqa: E402
 
 __all__ = [

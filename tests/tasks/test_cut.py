@@ -20,9 +20,9 @@ from pipeline.gguf.model_file import read_draft, read_model
 from pipeline.model.contract.pair import check_pair
 from pipeline.model.layout import Layout
 from pipeline.source.reader import SourceReader
-from tasks.cut import CutExperts
-from tasks.cut_imatrix import CutImatrix
-from tasks.cut_plan import AcceptCut, PlanCut, disk_need
+from tasks.cut.experts import CutExperts
+from tasks.cut.imatrix import CutImatrix
+from tasks.cut.plan import AcceptCut, PlanCut, disk_need
 from tasks.naming import listed_digests
 from tests.pipeline.cut.models import N_EXPERTS, N_LAYERS, keep_of, shards, write_lists
 from tests.pipeline.cut.test_imatrix import entries, wanted, write_dat

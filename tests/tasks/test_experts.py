@@ -27,9 +27,9 @@ from pipeline.prune import write as write_module
 from pipeline.source.checkpoint import open_checkpoint
 from pipeline.source.hub.access import HubAccess
 from recipes import CutCheckpoint, PlanCheckpointCut, RecoverExperts, SelectExperts
-from tasks.checkpoint_cut_job import open_checkpoint_cut
+from tasks.cut.checkpoint_job import open_checkpoint_cut
+from tasks.keep.select import halves_of, parse_files, parse_places
 from tasks.naming import listed_digests
-from tasks.select import halves_of, parse_files, parse_places
 from tests.gguf_builder import draft_plan, small_config, small_plan, write_hollow
 from tests.hub_server import HubServer
 from tests.pipeline.experts.tables import random_table
@@ -412,7 +412,7 @@ class TestCutCheckpoint:
     def test_a_disk_that_is_too_small_is_told_before(
         self, small_miniature, pruned, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("tasks.checkpoint_cut_job.files.free_nbytes", lambda _: 7_000_000)
+        monkeypatch.setattr("tasks.cut.checkpoint_job.files.free_nbytes", lambda _: 7_000_000)
         with pytest.raises(OutputError, match=r"does not fit.*expected 7,773,784 bytes"):
             cut(small_miniature, pruned[0].parent / "keep.json", tmp_path / "cut")
         assert not (tmp_path / "cut").exists()
@@ -423,7 +423,7 @@ class TestCutCheckpoint:
         copy = tmp_path / "copy"
         shutil.copytree(pruned[0], copy)
         (copy / "model-00005-of-00014.safetensors").unlink()
-        monkeypatch.setattr("tasks.checkpoint_cut_job.files.free_nbytes", lambda _: 1_570_280)
+        monkeypatch.setattr("tasks.cut.checkpoint_job.files.free_nbytes", lambda _: 1_570_280)
         assert cut(small_miniature, pruned[0].parent / "keep.json", copy)
 
     def test_the_plan_tells_bytes_and_writes_nothing(

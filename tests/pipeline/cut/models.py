@@ -18,9 +18,9 @@ from pipeline.experts.origin import Origin
 from pipeline.gguf.model_file import GgufModel, read_model
 from pipeline.model.layout import Layout
 from pipeline.plan import Plan
-from tasks.cut import CutShard
-from tasks.cut_job import CutJob, CutParameters
-from tasks.cut_variant import Variant
+from tasks.cut.experts import CutShard
+from tasks.cut.job import CutJob, CutParameters
+from tasks.cut.variant import Variant
 from tasks.naming import name_shards
 from tests.gguf_builder import (
     draft_plan,

@@ -20,7 +20,7 @@ from pipeline.gguf.part import ShardPart
 from pipeline.model.layout import Layout
 from pipeline.source import reader as reader_module
 from pipeline.source.reader import SourceReader
-from tasks.cut_job import CutJob, CutParameters
+from tasks.cut.job import CutJob, CutParameters
 from tasks.naming import SUMS, sums_text
 from tests.gguf_builder import small_plan, write_hollow
 from tests.pipeline.cut.models import (

@@ -7,7 +7,6 @@ import pytest
 
 from pipeline.model.config import CandidateConfig
 from tests.conftest import SMALL
-from tests.pipeline.observe.conftest import LENGTHS
 from tests.pipeline.observe.observing import (
     Model,
     arithmetic_of,
@@ -61,15 +60,13 @@ def test_bfloat16_products_stay_near(model, tokens, wanted):
         {"index_top_k": 5},
         {"candidate": CandidateConfig(source_layer=3, block_size=3, top_k=4)},
         {"swiglu_limit": 0.5},
-        {"compress_ratios": (0, 0, 2, 1, 1, 1, 0, 0, 0)},
         {"norm_weights": False},
     ],
     ids=str,
 )
 def test_every_limit_binds(wider, model, tokens, wanted):
     found = observed(model, tokens, config=replace(model.config, **wider))
-    same = {"compress_ratios", "norm_weights"} & wider.keys()
-    assert (relative(found.sums, wanted.sums) < 1e-10) == (same == {"compress_ratios"})
+    assert relative(found.sums, wanted.sums) > 1e-4
 
 
 def test_what_a_text_gives_does_not_depend_on_the_others(model, tokens):
@@ -95,11 +92,3 @@ def test_the_released_order_of_layers(tmp_path):
     wanted = expected(model, tokens)
     assert_sums(observed(model, tokens, block=16), wanted, 1e-9)
     assert_sums(observed(model, tokens, arithmetic_of("float32")), wanted, 1e-3)
-
-
-def test_the_text_is_long_enough(model):
-    """For windows, groups, picks and candidates all to leave something out."""
-    candidate = model.config.candidate
-    n_candidates = candidate.block_size * candidate.top_k
-    assert min(max(LENGTHS) // 2, max(LENGTHS)) > n_candidates > model.config.index_top_k
-    assert max(LENGTHS) > model.config.sliding_window

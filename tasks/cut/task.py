@@ -6,8 +6,8 @@ import os
 
 import luigi
 
-from tasks.cut_job import CutJob, CutParameters, open_cut
-from tasks.cut_variant import Variant
+from tasks.cut.job import CutJob, CutParameters, open_cut
+from tasks.cut.variant import Variant
 from tasks.parameters import CountParameter
 from tasks.targets import SpecTarget
 

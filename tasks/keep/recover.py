@@ -24,7 +24,7 @@ from pipeline.source.hub.ranges import Line, Piece, read_piece
 from pipeline.source.hub.remote import HubRemote, RangeIgnored
 from pipeline.source.scope import Scope
 from tasks.job import store_of
-from tasks.keep_output import publish_keep, require_name
+from tasks.keep.output import publish_keep, require_name
 from tasks.origin import Origin, open_origin
 from tasks.progress import Progress
 from tasks.targets import PrintedTask

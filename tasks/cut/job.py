@@ -16,8 +16,8 @@ from pipeline.errors import OutputError
 from pipeline.experts.importers.open import read_keep
 from pipeline.experts.routing import routing_of
 from pipeline.store import ShardStore
-from tasks.cut_variant import Variant
-from tasks.cut_whole import WholeModel
+from tasks.cut.variant import Variant
+from tasks.cut.whole import WholeModel
 from tasks.job import store_of
 
 

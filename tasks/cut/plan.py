@@ -14,9 +14,9 @@ from pipeline.plan import PlannedShard
 from pipeline.report.budget_page import all_tables
 from pipeline.report.plan_report import DiskNeed, disk_table, shard_table
 from pipeline.report.tables import render_text
-from tasks.cut_job import CutJob
-from tasks.cut_task import CutTask, target_of
-from tasks.cut_variant import Variant
+from tasks.cut.job import CutJob
+from tasks.cut.task import CutTask, target_of
+from tasks.cut.variant import Variant
 from tasks.naming import refuse_other_source
 from tasks.targets import PrintedTask, SpecTarget
 

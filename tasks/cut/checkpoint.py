@@ -20,7 +20,7 @@ from pipeline.report.pruned_card import pruned_card
 from pipeline.report.pruned_report import cut_disk_table, pruned_table
 from pipeline.report.tables import render_text
 from pipeline.source.checkpoint import CONFIG_NAME, INDEX_NAME
-from tasks.checkpoint_cut_job import (
+from tasks.cut.checkpoint_job import (
     ACCEPTED,
     CARD,
     KEEP,

@@ -18,7 +18,7 @@ from pipeline.gguf.model_file import draft_stem
 from pipeline.model.config import ModelConfig
 from pipeline.plan import Plan, PlannedShard
 from pipeline.store import ShardStore, shard_spec
-from tasks.cut_whole import WholeModel
+from tasks.cut.whole import WholeModel
 from tasks.documents import Told
 from tasks.job import store_of
 

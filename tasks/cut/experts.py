@@ -20,9 +20,9 @@ from pipeline.gguf.reader import GgufFile, read_gguf
 from pipeline.plan import PlannedShard
 from pipeline.report.tables import render_text
 from pipeline.verify import verify_files
-from tasks.cut_plan import AcceptCut
-from tasks.cut_task import CutTask, target_of
-from tasks.cut_variant import Variant
+from tasks.cut.plan import AcceptCut
+from tasks.cut.task import CutTask, target_of
+from tasks.cut.variant import Variant
 from tasks.documents import Finished, FinishedFile, write_documents
 from tasks.naming import MANIFEST, name_shards
 from tasks.output import record_of

@@ -24,9 +24,9 @@ from pipeline.report.saliency_facts import SelectionFacts, selection_facts
 from pipeline.report.saliency_page import selection_markdown
 from pipeline.report.saliency_table import keep_table
 from pipeline.report.tables import render_text
-from tasks.keep_output import publish_keep, require_name
+from tasks.keep.output import publish_keep, require_name
+from tasks.keep.routed_model import routed_model
 from tasks.parameters import CountParameter
-from tasks.routed_model import routed_model
 from tasks.targets import PrintedTask
 
 _PLACE = re.compile(r"(\d{1,9}):(\d{1,9})")

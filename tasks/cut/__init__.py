@@ -1,0 +1,1 @@
+"""Cutting experts: from finished GGUFs, from an importance matrix, from a checkpoint."""

@@ -1,0 +1,1 @@
+"""Keep lists: chosen from saliency, or recovered from a published checkpoint."""
