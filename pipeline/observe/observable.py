@@ -8,6 +8,8 @@ from pipeline.errors import ConfigError, raise_problems
 from pipeline.experts.routing import routing_of
 from pipeline.model.config import ModelConfig
 
+_FAMILY = "v4.1"
+
 
 def require_observable(config: ModelConfig, said: Mapping[str, object]) -> None:
     """Refuse a model that cannot lose experts, or whose forward pass is another.
@@ -22,13 +24,14 @@ def require_observable(config: ModelConfig, said: Mapping[str, object]) -> None:
             `Problems`.
     """
     routing_of(config)
+    if config.family != _FAMILY:
+        raise _unknown("family", _FAMILY, config.family)
     raise_problems("the forward pass of this model", [*_rules(config, said), *_sources(config)])
 
 
 def _rules(config: ModelConfig, said: Mapping[str, object]) -> Iterator[ConfigError]:
     text = said.get("text_config")
     rules: dict[str, tuple[object, object]] = {
-        "model": ("v4.1", config.family),
         "scoring_func": ("sqrtsoftplus", config.scoring_func),
         "rope_scaling.rope_type": ("yarn", config.rope_scaling.kind),
         "num_key_value_heads": (1, config.n_kv_heads),
@@ -37,12 +40,16 @@ def _rules(config: ModelConfig, said: Mapping[str, object]) -> Iterator[ConfigEr
     }
     for key, (known, found) in rules.items():
         if known != found:
-            yield ConfigError(
-                f"an observation does not know this model's {key}",
-                expected=known,
-                found=found,
-                next_step="Import saliency that another tool has measured.",
-            )
+            yield _unknown(key, known, found)
+
+
+def _unknown(key: str, known: object, found: object) -> ConfigError:
+    return ConfigError(
+        f"an observation does not know this model's {key}",
+        expected=known,
+        found=found,
+        next_step="Import saliency that another tool has measured.",
+    )
 
 
 def _sources(config: ModelConfig) -> Iterator[ConfigError]:

@@ -88,7 +88,7 @@ def _row(what: str, nbytes: int, kind: RowKind = RowKind.BODY) -> Row:
 
 def duration(seconds: float) -> str:
     """A time for people: ``2 h 05 min``."""
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"

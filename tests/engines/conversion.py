@@ -6,13 +6,11 @@ import contextlib
 import io
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 from pipeline.plan import Plan
-from pipeline.quant.error_limits import ERROR_LIMITS
 from pipeline.recipe.values import ALLOWANCES
 from tasks.job import JobParameters, open_job
 from tests.promises.whole_job import run_job
@@ -53,14 +51,6 @@ def convert(source: Path, out: Path, recipe: Path | str, **parameters: str) -> C
 
 def _files(plan: Plan, folder: Path) -> tuple[Path, ...]:
     return tuple(folder / shard.file_name for shard in plan.shards)
-
-
-def heavy_tails() -> AbstractContextManager[object]:
-    """A time in which runs accept what some coarse types lose on a miniature.
-
-    Its weights have heavier tails than those that the runs' limits were measured on.
-    """
-    return mock.patch.dict(ERROR_LIMITS, {"IQ3_S": 0.5, "Q2_0": 0.9})
 
 
 def write_recipe(path: Path, tables: Tables, tensors: Mapping[str, str] | None = None) -> Path:

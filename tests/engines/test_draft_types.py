@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.gguf.reader import read_gguf
 from tests.engines import install
 from tests.engines.conftest import available
-from tests.engines.conversion import convert, heavy_tails, write_recipe
+from tests.engines.conversion import convert, write_recipe
 from tests.engines.decoded import write_decoded
 from tests.engines.edited import Edited
 from tests.engines.process import Process
@@ -74,8 +74,7 @@ def family(
         @cache
         def draft(no: int) -> Path:
             recipe = write_recipe(folder / f"draft-{no}.toml", {"draft": draft_table(no)})
-            with heavy_tails():
-                return convert(source, folder / "out", recipe).draft
+            return convert(source, folder / "out", recipe).draft
 
         target = convert(source, folder / "out", "v4-native" if name else "native").target
         sure = steady(Edited.read(target), ALWAYS).write(folder / "sure.gguf")

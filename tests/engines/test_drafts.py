@@ -1,16 +1,15 @@
 """Targets with their drafts: drafting changes how fast tokens come, never which."""
 
-import numpy as np
 import pytest
 
 from pipeline.gguf.model_file import read_shards
 from tests.engines.edited import Content, Edited
 from tests.engines.engine import Refused
+from tests.engines.steady import steady
 
 pytestmark = pytest.mark.engine
 
 N = 20
-STEADY_CHANNEL = 7
 
 
 def test_a_draft_changes_no_token(mainline, small_mainline):
@@ -29,32 +28,11 @@ def test_a_draft_that_must_be_right_is_taken(mainline, small_mainline, tmp_path)
     model = Edited.read(small_mainline.shards)
     with mainline.load_vocabulary(small_mainline.shards) as session:
         (always,) = session.tokenize("a")
-    target = _steady(model, always).write(tmp_path / "steady.gguf")
+    target = steady(model, always).write(tmp_path / "steady.gguf")
     with mainline.load([target], draft=small_mainline.draft) as session:
         made = session.generate([always], N)
     assert made.tokens == (always,) * N
     assert made.n_accepted == made.n_drafted > N // 2
-
-
-def _steady(model, token):
-    embedding, head = model.tensors["token_embd.weight"], model.tensors["output.weight"]
-    inputs, outputs = _matrix(embedding), _matrix(head)
-    inputs[:, STEADY_CHANNEL] = 1e4
-    outputs[:, STEADY_CHANNEL] = 0
-    outputs[token, STEADY_CHANNEL] = 1e3
-    return model.tensor("token_embd.weight", _bf16(inputs)).tensor("output.weight", _bf16(outputs))
-
-
-def _matrix(content):
-    assert content.type_name == "BF16"
-    bits = np.frombuffer(content.data, "<u2").astype(np.uint32) << 16
-    return bits.view(np.float32).reshape(content.ne[::-1]).copy()
-
-
-def _bf16(matrix):
-    return Content(
-        matrix.shape[::-1], "BF16", (matrix.view(np.uint32) >> 16).astype("<u2").tobytes()
-    )
 
 
 def test_a_draft_is_no_model_of_its_own(mainline, small_mainline):

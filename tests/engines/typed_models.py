@@ -23,7 +23,6 @@ from tests.engines.conversion import (
     SMALL_AND_SENSITIVE,
     Tables,
     convert,
-    heavy_tails,
     uniform,
     write_recipe,
 )
@@ -125,8 +124,7 @@ class TypedModels:
 
     def _make(self, name: str, tables: Tables, tensors: Mapping[str, str] | None = None) -> Shards:
         recipe = write_recipe(self.folder / f"{name.lower()}.toml", tables, tensors)
-        with heavy_tails():
-            return convert(self.source, self.folder / "out", recipe).target
+        return convert(self.source, self.folder / "out", recipe).target
 
     def mixed(self, others: Shards, group: str) -> Shards:
         """The F32 model with one group from ``others``, under names that make them a set."""

@@ -8,7 +8,14 @@ import pytest
 from tests.promises.whole_job import run_job
 
 ROLES = "".join(f'{role} = "Q8_0"\n' for role in ("engram", "attention", "embedding", "shared"))
-RECIPE = f'name = "r"\nallow = ["below_bf16"]\n[roles]\nrouted = "MXFP4"\n{ROLES}[draft]\nmode = "MODE"\n'
+RECIPE = f"""name = "r"
+allow = ["below_bf16"]
+[roles]
+routed = "MXFP4"
+{ROLES}
+[draft]
+mode = "MODE"
+"""
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from pipeline.digest import sha256
 from pipeline.errors import SourceError
 from pipeline.miniature.vocabulary import small_vocabulary
 from pipeline.observe.calibration import documents_of, encoded
@@ -61,8 +62,6 @@ def test_the_digest_tells_where_sequences_end():
     }
     assert len(digests) == 4
     one = packed([[5, 6]], bos=BOS, longest=9, most=99)
-    from pipeline.digest import sha256
-
     assert one.sha256 == sha256(np.array([3, 0, 5, 6], "<u4").tobytes())
 
 
@@ -120,6 +119,6 @@ def test_tokens_are_the_checkpoints_own(vocabulary):
 def test_images_are_refused(vocabulary):
     image = vocabulary.ids["image"]
     documents = ["text", "an <｜deepseek_image｜> inside"]
-    with pytest.raises(SourceError, match="document 2 .* token of an image"):
+    with pytest.raises(SourceError, match=r"document 2 .* token of an image"):
         list(encoded(documents, vocabulary.tokenizer, refused=image))
     assert len(list(encoded(documents, vocabulary.tokenizer))) == 2
