@@ -72,6 +72,11 @@ def sequence_nbytes(config: ModelConfig, longest: int, arithmetic: Arithmetic) -
     return longest * width * arithmetic.values.itemsize
 
 
+def streams_nbytes(config: ModelConfig, longest: int, arithmetic: Arithmetic) -> int:
+    """Bytes of the longest sequence's streams alone."""
+    return longest * config.hc_mult * config.hidden * arithmetic.values.itemsize
+
+
 def batch_nbytes(config: ModelConfig, n_tokens: int, arithmetic: Arithmetic) -> int:
     """Bytes of a batch of tokens in an expert: inputs, both projections, outputs and their norm."""
     values = (2 * config.hidden + 5 * config.expert_ff) * arithmetic.values.itemsize

@@ -10,7 +10,7 @@ Memory, in bytes (`pipeline.observe.needs` has the sizes; v is 4, the size of a 
     device  a chunk of tokens before and after the experts           `needs.chunk_token_nbytes` each
     host    experts decoded ahead                                    4 * weights each
     either  the state, where it is kept in memory                    `needs.state_nbytes`
-    host    sequences on their way to the disk, else                 `needs.sequence_nbytes` each
+    host    streams on their way to the disk, else                   `needs.streams_nbytes` each
 
 On a CPU the device is the host. The chunk gets what is left of the room: every chunk decodes every
 expert anew. The same sizes are what the tests hold a run's memory against.
@@ -134,7 +134,7 @@ def plan_observation(
     if keeping is Keeping.MEMORY:
         uses.append(_state_use(config, lengths, arithmetic, room, [*uses, least]))
     else:
-        waiting = N_WRITING * needs.sequence_nbytes(config, max(lengths), arithmetic)
+        waiting = N_WRITING * needs.streams_nbytes(config, max(lengths), arithmetic)
         uses.append(Use("state on its way to the disk", waiting, on_device=False))
     for on_device in (True, False):
         _require([*uses, least], room, on_device=on_device, keeping=keeping)

@@ -76,8 +76,8 @@ def test_death_at_every_few_calls(model, undisturbed, tmp_path):
         assert whole_names(model, len(done)) <= names_in(folder)
         assert np.array_equal(one_life(model.folder, folder, LENGTHS), undisturbed)
         shutil.rmtree(folder)
-        n += 37 if n > 20 else 5
-    assert n_deaths > 20
+        n += 61 if n > 20 else 7
+    assert n_deaths > 10
 
 
 def after_layers(model, folder, n_renames):
