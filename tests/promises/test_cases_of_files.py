@@ -1,6 +1,8 @@
-"""Cases of sizes, types and file formats: FD-9, 12, 13, 15, 16, 17, 19 (see test_cases)."""
+"""Cases of sizes, types and file formats: FD-8, 9, 12, 13, 15, 16, 17, 19 (see test_cases)."""
 
+import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from pipeline.errors import FormatError, Problems, TypeRuleError
 from pipeline.fill import blocks_of
 from pipeline.gguf.header import TensorInfo, encode_header
 from pipeline.gguf.keys import ValueType, array, u32
-from pipeline.gguf.model_file import GgufModel, read_model
+from pipeline.gguf.model_file import GgufModel, read_draft, read_model
 from pipeline.gguf.reader import read_gguf
 from pipeline.model.contract.check import check_contract
 from pipeline.model.form import V41_FORK
@@ -155,3 +157,47 @@ def test_fd_19_a_tensor_larger_than_the_limit_stands_alone_and_limits_are_told()
     joined = released_plan("native", Layout.MAINLINE)
     (large,) = [shard for shard in joined.shards if shard.nbytes > 200 * 10**9]
     assert f"{large.file_name} is larger than 200 GB" in render_text(shard_table(joined))
+
+
+def keep_list(path, *layers):
+    path.write_text(json.dumps({"layers": {str(n): ids for n, ids in enumerate(layers)}}))
+    return path
+
+
+def test_fd_08_pruned_counts_agree_everywhere(small_miniature, tmp_path):
+    keep = keep_list(tmp_path / "keep.json", *([0, 2, 3], [1, 2, 3]) * 3)
+    outcome = run_job(small_miniature, tmp_path / "out", keep=str(keep))
+    assert outcome.ok, outcome.text
+    model = read_model(tmp_path / "out" / NAME)
+    keys = {key: entry.value for key, entry in model.key_values.items()}
+    assert keys["deepseek41.expert_count"] == 3
+    assert keys["quantmill.experts.source_count"] == 4
+    assert keys["quantmill.experts.honesty"] == ("list-only",)
+    assert keys["quantmill.experts.kept"] == (0, 2, 3, 1, 2, 3) * 3
+    counted = [
+        tensor.ne[-1]
+        for name, (_, tensor) in model.tensors.items()
+        if re.search(r"_exps\.|ffn_gate_inp\.|exp_probs_b", name)
+    ]
+    assert counted == [3] * 6 * 6
+    draft = read_draft(model.files[0].path)
+    assert draft.key_values["dflash.expert_count"].value == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "what"),
+    [
+        (([0, 1],) * 5, "has no layer 5"),
+        (([0, 1],) * 5 + ([0, 1, 2],), "another number of experts than the other layers"),
+        (([0, 4],) * 6, "an expert that the model does not have"),
+        (([0],) * 6, "fewer experts than a token uses"),
+        (([1, 1, 2],) * 6, "keeps an expert twice"),
+    ],
+    ids=["missing layer", "uneven", "out of range", "fewer than top-k", "twice"],
+)
+def test_fd_08_a_bad_list_fails_before_a_weight_is_read(small_miniature, tmp_path, layers, what):
+    keep = keep_list(tmp_path / "keep.json", *layers)
+    outcome = run_job(small_miniature, tmp_path / "out", keep=str(keep))
+    assert not outcome.ok
+    assert what in outcome.text, outcome.text
+    assert not (tmp_path / "out").exists()
