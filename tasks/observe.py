@@ -139,8 +139,10 @@ def alone(job: ObserveJob) -> Iterator[None]:
     lock = job.folder.with_suffix(".lock")
     files.make_folder(lock.parent)
     with files.sole_writing(lock):
-        yield
-        files.remove(lock)
+        try:
+            yield
+        finally:
+            files.remove(lock)
 
 
 @ObserveExperts.event_handler(luigi.Event.DEPENDENCY_PRESENT)  # type: ignore[untyped-decorator]

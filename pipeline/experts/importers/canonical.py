@@ -134,19 +134,20 @@ def read_canonical_halves(path: Path) -> Halves:
                 "the halves do not add up to the whole", file=path, tensor=_HALVES + name
             )
     try:
-        tokens = [_tokens(_text(own)) for own in json.loads(said[_HALVES_TOKENS])]
-        one, other = (
-            replace(
-                whole,
-                origins=tuple(Origin(o.sha256, f"{o.name} half {n + 1}") for o in whole.origins),
-                sums={name: arrays[_HALVES + name][n] for name in names},
-                tokens=tokens[n],
-            )
-            for n in range(2)
-        )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        first, second = (_tokens(_text(own)) for own in json.loads(said[_HALVES_TOKENS]))
+    except (KeyError, TypeError, ValueError) as error:
         raise _misformed(path, error) from None
-    return one, other
+
+    def half(n: int, seen: tuple[int, ...] | None) -> SaliencyTable:
+        return replace(
+            whole,
+            origins=tuple(Origin(o.sha256, f"{o.name} half {n + 1}") for o in whole.origins),
+            sums={name: arrays[_HALVES + name][n] for name in names},
+            tokens=seen,
+        )
+
+    with located(path):
+        return half(0, first), half(1, second)
 
 
 def read_provenance(path: Path) -> dict[str, object]:

@@ -18,7 +18,8 @@ from pipeline.observe.measure import Speed, measure
 from pipeline.observe.observable import require_observable
 from pipeline.observe.plan import BASE_NBYTES, Keeping, Room, plan_observation
 from pipeline.report.observe_table import duration, observation_tables
-from tests.pipeline.observe.observing import ROOMY, arithmetic_of
+from tests.conftest import SMALL
+from tests.pipeline.observe.observing import ROOMY, arithmetic_of, write_tight
 from tests.pipeline.released_plans import released_config
 
 N_TOKENS = 262_144
@@ -51,7 +52,7 @@ def test_the_released_model_over_the_usual_text(released):
 def test_less_memory_means_more_passes(released):
     whole = planned(released, Room(64 * GB, None, 100 * GB))
     parts = planned(released, Room(8 * GB, None, 100 * GB))
-    assert len(parts.chunks) > 3
+    assert len(parts.chunks) == 3
     assert sum(use.nbytes for use in parts.uses) <= 8 * GB
     more = parts.read_nbytes - whole.read_nbytes
     assert more == (len(parts.chunks) - 1) * 288_777_830_400
@@ -178,20 +179,16 @@ def test_a_temperature_of_the_router_is_refused(model):
 
 LARGER = """
 import json, sys
-from dataclasses import replace
 from pathlib import Path
 import torch
-from pipeline.observe.plan import BASE_NBYTES, Keeping, Room, plan_observation
-from tests.conftest import SMALL
+from pipeline.observe.plan import Keeping, Room, plan_observation
 from tests.pipeline.filling import PeakAnonymous
 from tests.pipeline.observe import observing
-from tests.pipeline.observe.observing import Model, arithmetic_of, some_tokens, write_tight
+from tests.pipeline.observe.observing import Model, arithmetic_of, some_tokens
 
 torch.set_num_threads(1)
-wide = {"hidden": 1024, "expert_ff": 1024, "n_experts": 16}
-size = replace(SMALL, n_heads=8, head_dim=512, o_groups=2, o_lora=512, **wide)
-root, keeping, spared = Path(sys.argv[1]), Keeping(sys.argv[2]), int(sys.argv[3])
-model = Model(write_tight(root / "source", size, seed=3))
+(source, root), keeping, spared = map(Path, sys.argv[1:3]), Keeping(sys.argv[3]), int(sys.argv[4])
+model = Model(source)
 tokens = some_tokens(model, (900, 1500, 1100, 1300))
 arithmetic = arithmetic_of("float32", scratch_nbytes=100_000_000)
 lengths = [len(one) for one in tokens]
@@ -211,11 +208,21 @@ print(json.dumps(told | {"before": peak.before, "peak": peak.nbytes}), file=sys.
 """
 
 
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory):
+    """A model whose parts are all large enough to show beside what torch itself takes."""
+    wide = {"hidden": 1024, "expert_ff": 1024, "n_experts": 16}
+    size = replace(SMALL, n_heads=8, head_dim=512, o_groups=2, o_lora=512, **wide)
+    return write_tight(tmp_path_factory.mktemp("larger checkpoint"), size, seed=3)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("spared", [0, 20_000_000], ids=["one chunk", "two chunks"])
-@pytest.mark.parametrize("keeping", Keeping)
-def test_memory_stays_within_what_was_told(keeping, spared, tmp_path):
-    words = [sys.executable, "-c", LARGER, str(tmp_path), keeping, str(spared)]
+@pytest.mark.parametrize(
+    ("keeping", "spared"), [(Keeping.DISK, 0), (Keeping.MEMORY, 20_000_000)], ids=str
+)
+def test_memory_stays_within_what_was_told(keeping, spared, larger, tmp_path):
+    words = [sys.executable, "-c", LARGER, larger, tmp_path, keeping, spared]
+    words = list(map(str, words))
     result = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-3000:]
     measured = json.loads(result.stderr.splitlines()[-1])

@@ -2,10 +2,12 @@
 
 import errno
 import shutil
+import time
 
 import numpy as np
 import pytest
 
+from pipeline import files
 from pipeline.errors import OutputError
 from pipeline.observe import needs
 from pipeline.observe.disk_state import DiskState
@@ -15,6 +17,8 @@ from tests.pipeline.filling import CHILDREN, SEAMS, Nth, dying, refusing
 from tests.pipeline.observe.observing import SPEC, arithmetic_of, one_life
 
 LENGTHS = (23, 40, 9)
+STREAMS_NBYTES = 30_000
+"""Streams of any of these are larger, all else is smaller."""
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +100,21 @@ def test_a_touched_state_is_noticed(name, model, tmp_path):
     assert caught.value.file == str(path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"spec":"another"}', b'{"spec":"a spec"}'])
-def test_a_damaged_record_is_noticed(content, model, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: b"{",
+        lambda _: b"[]",
+        lambda whole: whole.replace(SPEC.encode(), b"another"),
+        lambda whole: whole.replace(b'"gates"', b'"doors"'),
+        lambda whole: whole.replace(b'"halves":[', b'"halves":[{},'),
+    ],
+    ids=["cut", "a list", "another spec", "no gates", "three halves"],
+)
+def test_a_damaged_record_is_noticed(change, model, tmp_path):
     after_layers(model, tmp_path, 20)
-    (tmp_path / "layer-01.json").write_bytes(content)
+    path = tmp_path / "layer-01.json"
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(OutputError, match="record of a layer is damaged"):
         one_life(model.folder, tmp_path, LENGTHS)
 
@@ -112,6 +127,20 @@ def test_a_full_disk_stops_the_run_and_leaves_it_able_to_go_on(
         with pytest.raises(OutputError, match="Free some space"):
             one_life(model.folder, tmp_path, LENGTHS)
     assert 0 < len(Records(tmp_path, SPEC).load(9)) < model.config.n_layers
+    assert np.array_equal(one_life(model.folder, tmp_path, LENGTHS), undisturbed)
+
+
+def test_a_slow_disk_changes_nothing(model, undisturbed, tmp_path, monkeypatch):
+    """Writing goes on in the background; what is read back meanwhile has to be there."""
+
+    write = files._pwrite
+
+    def slow(fd, content, offset):
+        if len(content) > STREAMS_NBYTES:
+            time.sleep(0.1)
+        return write(fd, content, offset)
+
+    monkeypatch.setattr(files, "_pwrite", slow)
     assert np.array_equal(one_life(model.folder, tmp_path, LENGTHS), undisturbed)
 
 
