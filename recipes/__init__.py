@@ -38,7 +38,7 @@ from tasks.engram import CheckEngram  # noqa: E402
 from tasks.inspect import InspectSource  # noqa: E402
 from tasks.keep.recover import RecoverExperts  # noqa: E402
 from tasks.keep.select import SelectExperts  # noqa: E402
-from tasks.observe import ObserveExperts, PlanObservation  # noqa: E402
+from tasks.observe.experts import ObserveExperts, PlanObservation  # noqa: E402
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402

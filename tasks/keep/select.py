@@ -13,8 +13,7 @@ import luigi
 from pipeline.errors import PlanError, SourceError
 from pipeline.experts.criterion import Criterion
 from pipeline.experts.importers.content import Content, content_of
-from pipeline.experts.importers.npz import read_halves
-from pipeline.experts.importers.open import read_saliency
+from pipeline.experts.importers.open import read_halves, read_saliency
 from pipeline.experts.merge import merge
 from pipeline.experts.saliency import SaliencyTable
 from pipeline.experts.select import select
@@ -142,12 +141,12 @@ def halves_of(
     """
     if len(tables) == 2:
         return tables[0], tables[1]
-    if len(tables) == 1 and content_of(paths[0]) is Content.NPZ:
+    if len(tables) == 1 and content_of(paths[0]) in (Content.NPZ, Content.SAFETENSORS):
         return read_halves(paths[0])
     raise SourceError(
         "there are no two halves to hold against each other",
         file=paths[0],
-        expected="two saliency files, or one .npz file that keeps halves",
+        expected="two saliency files, or one that keeps halves",
         found=f"{len(paths):,} files" if len(paths) > 1 else "one sum over all of the text",
         next_step="Leave --halves out, or measure two texts.",
     )

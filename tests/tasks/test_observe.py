@@ -12,7 +12,7 @@ import pytest
 from pipeline.experts.importers.canonical import read_provenance
 from pipeline.experts.importers.open import read_halves, read_saliency
 from pipeline.experts.saliency import Sum
-from tasks.observe_job import ObserveJob, ObserveParameters
+from tasks.observe.job import ObserveJob, ObserveParameters
 from tests.pipeline.observe.observing import Model, arithmetic_of, observed
 from tests.tasks.commands import command, files_of, luigi
 

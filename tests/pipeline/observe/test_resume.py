@@ -16,6 +16,8 @@ from pipeline.observe.state import file_names
 from tests.pipeline.filling import CHILDREN, SEAMS, Nth, dying, refusing
 from tests.pipeline.observe.observing import SPEC, arithmetic_of, one_life
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (23, 40, 9)
 STREAMS_NBYTES = 30_000
 """Streams of any of these are larger, all else is smaller."""

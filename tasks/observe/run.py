@@ -27,7 +27,7 @@ from pipeline.observe.weights import WeightLoader
 from pipeline.report.observe_table import duration, observation_tables
 from pipeline.report.tables import Table
 from pipeline.source.reader import SourceReader
-from tasks.observe_job import ObserveJob
+from tasks.observe.job import ObserveJob
 
 _MOST_NATS = 700
 """More is beyond what a float can hold as a perplexity."""

@@ -15,13 +15,13 @@ from pipeline import files
 from pipeline.errors import OutputError
 from pipeline.report.tables import render_text
 from pipeline.source.reader import SourceReader
-from tasks.observe_job import ObserveJob, ObserveParameters, open_observation
+from tasks.observe.job import ObserveJob, ObserveParameters, open_observation
 from tasks.parameters import CountParameter
 from tasks.progress import Progress
 from tasks.targets import ConditionTarget, PrintedTask
 
 if TYPE_CHECKING:
-    from tasks.observe_run import Observation
+    from tasks.observe.run import Observation
 
 _GB = 10**9
 
@@ -82,7 +82,7 @@ class ObserveTask(luigi.Task):
     def prepared(self) -> Iterator[Observation]:
         """The observation with its plan, which is printed; the checkpoint is open."""
         # torch takes a second to load, and luigi's own process never needs it.
-        from tasks.observe_run import Observation
+        from tasks.observe.run import Observation
 
         self.job.require_sound()
         with SourceReader(self.job.checkpoint) as reader:

@@ -1,0 +1,1 @@
+"""Observing experts: one task plans, one runs, layer by layer."""
