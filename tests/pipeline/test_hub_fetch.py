@@ -98,7 +98,7 @@ def test_a_fault_that_passes(hub, tmp_path, target, effect, waits, note):
     in_body = isinstance(effect, Cut | Truncated | Stall)
     hub.fault(Fault(effect, SHARD, position=position if in_body else None, origin="cdn"))
     told, timeless = Told(), Timeless()
-    fetch(hub, tmp_path, target, told=told, timeless=timeless, stall_s=0.3, n_connections=1)
+    fetch(hub, tmp_path, target, told=told, timeless=timeless, stall_s=1.5, n_connections=1)
     assert target.read_bytes() == CONTENT
     assert timeless.waits == waits
     assert len(told.notes) == 1

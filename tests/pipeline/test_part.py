@@ -257,10 +257,10 @@ def test_entering_that_fails_anywhere_leaves_no_file_open_and_no_thread(path, mo
 def test_a_torn_append_is_told_and_costs_nothing_else(path, monkeypatch):
     with monkeypatch.context() as patch, part_of(path) as part:
         write(part, [96])
-        part._committer._queue.join  # noqa: B018
+        part.settle()
         Nth(["_write"], 1, lambda call, fd, line: call(fd, line[:7])).install(patch)
-        write(part, [196])
         with pytest.raises(OutputError, match="appended only in part"):
+            write(part, [196])
             part.read_back(SPANS, n_threads=1)
     assert 196 in finish(path)
     assert path.read_bytes() == WHOLE

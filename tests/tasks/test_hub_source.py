@@ -99,6 +99,7 @@ def test_a_killed_run_goes_on_and_fetches_nothing_that_is_used_up(hub, tmp_path,
     assert sources_left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_second_source_and_the_hub_cache_fill_what_is_missing(
     hub, tmp_path, local, small_miniature
 ):

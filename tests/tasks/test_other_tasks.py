@@ -66,6 +66,7 @@ def test_check_engram_fails_on_a_wrong_row_count(miniature, tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_relayout_gives_what_the_recipe_gives(outputs, tmp_path):
     words = ("--path", outputs / "mini-native-fork", "--layout", "mainline", "--out", "moved")
     result = luigi("Relayout", *words, cwd=tmp_path)
@@ -103,6 +104,7 @@ def test_importing_the_tasks_is_light():
     assert result.stdout.strip() == "[]", result.stderr
 
 
+@pytest.mark.slow
 def test_a_trial_fills_some_layers_and_a_full_run_goes_on(miniature, outputs, tmp_path):
     words = ("--source", miniature, "--recipe", "native", "--name", "mini")
     trial = luigi("TryLayers", "--layers", "2-3", *words, cwd=tmp_path)
@@ -115,6 +117,7 @@ def test_a_trial_fills_some_layers_and_a_full_run_goes_on(miniature, outputs, tm
         assert path.read_bytes() == (outputs / "mini-native-mainline" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_clean_names_only_what_no_output_shows(miniature, tmp_path):
     assert luigi(*run_recipe(miniature), cwd=tmp_path).returncode == 0
     store = tmp_path / "out" / ".quantmill"

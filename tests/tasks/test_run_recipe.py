@@ -75,6 +75,7 @@ def stored_shards(cwd):
     return {path.parent.name for path in cwd.glob("out/.quantmill/*/shard.gguf")}
 
 
+@pytest.mark.slow
 def test_the_other_layout_shares_the_expert_shards(finished, miniature, tmp_path):
     cwd = copied(finished, tmp_path)
     before = stored_shards(cwd)
@@ -101,6 +102,7 @@ def test_a_changed_type_remakes_only_its_shards(finished, miniature, tmp_path):
     assert len(stored_shards(cwd)) == len(shards) + 2
 
 
+@pytest.mark.slow
 def test_a_changed_source_file_remakes_only_what_reads_it(finished, miniature, tmp_path):
     cwd, source = copied(finished, tmp_path), tmp_path / "source"
     shutil.copytree(miniature, source)
@@ -114,6 +116,7 @@ def test_a_changed_source_file_remakes_only_what_reads_it(finished, miniature, t
     assert len(stored_shards(cwd) - before) == 2  # joined table; the engram's own projections
 
 
+@pytest.mark.slow
 def test_a_damaged_output_is_made_good(finished, miniature, tmp_path):
     cwd = copied(finished, tmp_path)
     shard = next((cwd / "out/.quantmill").glob("*/shard.gguf"))
