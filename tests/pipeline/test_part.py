@@ -256,12 +256,14 @@ def test_entering_that_fails_anywhere_leaves_no_file_open_and_no_thread(path, mo
 
 def test_a_torn_append_is_told_and_costs_nothing_else(path, monkeypatch):
     with monkeypatch.context() as patch, part_of(path) as part:
-        write(part, [96])
-        part.settle()
         Nth(["_write"], 1, lambda call, fd, line: call(fd, line[:7])).install(patch)
-        with pytest.raises(OutputError, match="appended only in part"):
-            write(part, [196])
+
+        def go_on():
+            write(part, [96, 196])
             part.read_back(SPANS, n_threads=1)
+
+        with pytest.raises(OutputError, match="appended only in part"):
+            go_on()
     assert 196 in finish(path)
     assert path.read_bytes() == WHOLE
 
