@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pipeline import files
 from pipeline.budget import Budget, Item, budget_of, final_items
 from pipeline.digest import sha256, spec_digest
+from pipeline.experts.keep_json import keep_spec
 from pipeline.gguf.model_file import GgufModel
 from pipeline.plan import Plan, PlannedShard
 from pipeline.report.budget_json import budget_json
@@ -30,7 +31,7 @@ from pipeline.report.tables import Table
 from pipeline.store import ShardRecord
 from pipeline.verify import TensorError
 from tasks.described import Described
-from tasks.job import Job
+from tasks.job import KEEP_NAME, Job
 from tasks.naming import MANIFEST, SUMS, sums_text
 
 SCHEMA = 2
@@ -147,7 +148,10 @@ def told_of(job: Job) -> Told:
             "recipe": job.recipe.model_dump(mode="json"),
             "quantizer": f"{job.quantizer.name} {job.quantizer.version}",
         },
-        documents={"recipe.json": _recipe(job)},
+        documents={
+            "recipe.json": _recipe(job),
+            **({KEEP_NAME: keep_spec(job.recorded_keep)} if job.recorded_keep else {}),
+        },
     )
 
 

@@ -25,7 +25,8 @@ from pipeline.budget import (
 from pipeline.digest import spec_digest
 from pipeline.errors import OutputError, PlanError, RecipeError, raise_problems
 from pipeline.experts.importers.open import read_keep
-from pipeline.experts.keep import KeepList
+from pipeline.experts.keep import KeepList, compose
+from pipeline.experts.keep_json import read_keep_json
 from pipeline.experts.keys import keep_keys
 from pipeline.experts.routing import routing_of
 from pipeline.fill import blocks_from
@@ -58,6 +59,9 @@ MODEL_NAMES = {"v4.1": "DeepSeek-V4.1-Flash", "v4": "DeepSeek-V4-Flash-0731"}
 
 _FIRST_STACK = "blk.0.ffn_gate_exps.weight"
 """The tensor whose type names the file's."""
+
+KEEP_NAME = "keep.json"
+"""A keep list beside a checkpoint or an output: what it lost."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -163,6 +167,8 @@ class Job:
     def name(self) -> str:
         """Stem of the output's file names; the layout is in it where there is a choice."""
         stem = f"{self.model_name}-{self.recipe.name}"
+        if self.keep is not None and self.recipe.experts.n_keep is None:
+            stem += f"-{self.keep.n_kept}E"
         if self._is_draft_only:
             return stem if stem.endswith(draft_stem("")) else draft_stem(stem)
         layout = target_form(self.config, self.layout).layout
@@ -214,7 +220,7 @@ class Job:
             extra=(
                 text("quantmill.recipe", self.recipe.name),
                 self._source_key,
-                *keep_keys(self.keep),
+                *keep_keys(self.recorded_keep),
             ),
         )
         return make_plan(
@@ -249,6 +255,28 @@ class Job:
             key_values=key_values,
             shard_nbytes=self.recipe.output.shard_nbytes,
         )
+
+    @cached_property
+    def recorded_keep(self) -> KeepList | None:
+        """What the target's metadata says was cut: here, and before in the checkpoint itself.
+
+        Raises:
+            PlanError: The list beside the checkpoint is not of this checkpoint.
+        """
+        beside = self.checkpoint.folder / KEEP_NAME
+        if not beside.exists():
+            return self.keep
+        earlier = read_keep_json(beside)
+        here = (self.config.n_layers, self.config.n_experts)
+        if (earlier.n_layers, earlier.n_kept) != here:
+            raise PlanError(
+                "the keep list beside the checkpoint is not that of the checkpoint",
+                file=beside,
+                expected="{} layers of {} experts".format(*here),
+                found=f"{earlier.n_layers} layers of {earlier.n_kept} experts",
+                next_step="Move it away if it does not belong there.",
+            )
+        return earlier if self.keep is None else compose(earlier, self.keep)
 
     @property
     def _source_key(self) -> KeyValue:

@@ -71,6 +71,23 @@ def refuse_other_source(folder: Path, identity: Mapping[str, object]) -> None:
         )
 
 
+def refuse_other_experts(folder: Path, keep_sha256: object) -> None:
+    """Refuse to replace a finished cut that kept as many other experts.
+
+    Raises:
+        OutputError: The manifest in ``folder`` names another keep list.
+    """
+    said = (read_document(folder / MANIFEST) or {}).get("experts")
+    if isinstance(said, dict) and said.get("keep_sha256") != keep_sha256:
+        raise OutputError(
+            "the folder holds a model with as many other experts under the same name",
+            file=folder,
+            expected=keep_sha256,
+            found=said.get("keep_sha256"),
+            next_step="Choose another --out, or move the folder away.",
+        )
+
+
 def listed_digests(folder: Path) -> dict[str, str]:
     """File name -> sha256 of everything that a finished output lists.
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from pipeline import files
 from pipeline.cut.imatrix_dat import dat_pieces
 from pipeline.cut.pieces import Kept, Piece, picked, write_pieces
@@ -71,6 +73,8 @@ def _gguf_pieces(path: Path, keep: KeepList) -> tuple[int, Sequence[Piece]]:
     n_cut = start = 0
     for tensor in file.tensors.values():
         entries = _entries(file, tensor, keep)
+        if entries is not None:
+            _check_values(file, tensor)
         ne, nbytes = tensor.ne, tensor.nbytes
         if entries is None:
             pieces.append(Kept(tensor.offset, nbytes))
@@ -82,7 +86,38 @@ def _gguf_pieces(path: Path, keep: KeepList) -> tuple[int, Sequence[Piece]]:
         infos.append(TensorInfo(tensor.name, ne, tensor.type.type_id, start))
         pieces.append(bytes(padded(nbytes) - nbytes))
         start += padded(nbytes)
+    _require_layers(file, keep)
     return n_cut, [encode_header(_kept_keys(file), infos), *pieces]
+
+
+def _check_values(file: GgufFile, tensor: GgufTensor) -> None:
+    """Refuse sums that no text can give: a quantizer would take them for weights."""
+    content = files.read_bytes(file.path, tensor.offset, tensor.nbytes)
+    values = np.frombuffer(content, "<f4").reshape(tensor.shape)
+    wrong = np.argwhere(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
+        at = tuple(int(place) for place in wrong[0])
+        raise SourceError(
+            "the importance matrix holds a value that is no sum of squares and no count",
+            file=file.path,
+            tensor=tensor.name,
+            expected="finite numbers from 0 on",
+            found=f"{values[at]} at {list(at)}",
+            next_step="Measure it again.",
+        )
+
+
+def _require_layers(file: GgufFile, keep: KeepList) -> None:
+    """Refuse a matrix that knows some layers only: the others would be quantized without a word."""
+    known = {int(match[1]) for name in file.tensors if (match := _STACK.fullmatch(name))}
+    lacking = sorted(set(range(keep.n_layers)) - known)
+    if known and lacking:
+        raise SourceError(
+            "the importance matrix has no entries for the experts of some layers",
+            file=file.path,
+            expected=f"{keep.n_layers} layers",
+            found=f"none for layer {', '.join(map(str, lacking[:8]))}",
+        )
 
 
 def _kept_keys(file: GgufFile) -> list[KeyValue]:

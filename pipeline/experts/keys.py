@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from pipeline.experts.honesty import Honesty
 from pipeline.experts.keep import KeepList
 from pipeline.experts.keep_json import keep_digest
 from pipeline.gguf.keys import KeyValue, ValueType, array, text, u32
@@ -33,3 +34,17 @@ def keep_keys(keep: KeepList | None) -> tuple[KeyValue, ...]:
 def has_keep_keys(entries: Mapping[str, KeyValue]) -> bool:
     """Whether the file of these keys says that it lost experts."""
     return f"{PREFIX}kept" in entries
+
+
+def keep_sentence(entries: Iterable[KeyValue]) -> str | None:
+    """What a reader should know of the experts of a file with these keys, if it lost any."""
+    found = {entry.key: entry.value for entry in entries if entry.key.startswith(PREFIX)}
+    labels, criteria = found.get(f"{PREFIX}honesty"), found.get(f"{PREFIX}criterion")
+    if not isinstance(labels, tuple) or not isinstance(criteria, tuple):
+        return None
+    cuts = ", then ".join(f"{c} ({h})" for c, h in zip(criteria, labels, strict=True))
+    warning = " Proxies are not REAP: measure before you trust the cut." * (Honesty.PROXY in labels)
+    return (
+        f"Of {found[f'{PREFIX}source_count']} experts of a layer some were cut, by {cuts}; "
+        f"keep list {found[f'{PREFIX}keep_sha256']}.{warning}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.experts.keys import keep_sentence
 from pipeline.fill import MEMORY_BASE_NBYTES, MEMORY_THREAD_NBYTES
 from pipeline.plan import Plan
 from pipeline.report.tables import Column, Format, Row, RowKind, Table
@@ -47,6 +48,9 @@ def _warnings(plan: Plan) -> tuple[str, ...]:
         for shard in plan.shards
         if shard.kind == "experts" and shard.nbytes > plan.shard_nbytes
     ]
+    cut = keep_sentence(plan.key_values)
+    if cut is not None:
+        notes.append(cut)
     if len(plan.shards) > MANY_SHARDS:
         notes.append(f"More than {MANY_SHARDS} files: raise output.shard_nbytes in the recipe.")
     return tuple(notes)

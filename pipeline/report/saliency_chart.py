@@ -134,9 +134,11 @@ def _draw_layer(axes: Axes, facts: SelectionFacts, layer: int, relative: F64, to
     n_kept, n_experts = facts.keep.n_kept, facts.keep.n_experts
     edges = np.arange(n_experts + 1)
     shown = np.minimum(relative, top)
-    axes.stairs(shown[:n_kept], edges[: n_kept + 1], fill=True, color=KEPT)
+    stays = np.arange(n_experts) < n_kept
+    stays[list(facts.lifted[layer])], stays[list(facts.displaced[layer])] = True, False
+    axes.stairs(np.where(stays, shown, 0), edges, fill=True, color=KEPT)
     if n_kept < n_experts:
-        axes.stairs(shown[n_kept:], edges[n_kept:], fill=True, color=PRUNED)
+        axes.stairs(np.where(stays, 0, shown), edges, fill=True, color=PRUNED)
         axes.axvline(n_kept, ymax=_LINE, color=_INK, linewidth=0.9)
     _draw_lifted(axes, facts.lifted[layer], shown)
     axes.set_title(f"layer {layer}", loc="left", fontsize=9, pad=3)
@@ -147,7 +149,7 @@ def _draw_layer(axes: Axes, facts: SelectionFacts, layer: int, relative: F64, to
 
 
 def _gap(facts: SelectionFacts, layer: int) -> str:
-    if facts.keep.n_kept == facts.keep.n_experts:
+    if facts.keep.n_kept == facts.keep.n_experts or facts.lifted[layer]:
         return ""
     last = facts.curves.curves[layer, facts.keep.n_kept - 1]
     return f"gap {share(float(facts.curves.gaps[layer]))}" if last > 0 else "cut at 0"

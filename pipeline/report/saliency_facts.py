@@ -51,7 +51,7 @@ class SelectionFacts:
     """All there is to say about one choice.
 
     ``lifted`` are, for each layer, the places in order of score (0 is the best) of experts that
-    stay though their score alone would not keep them.
+    stay though their score alone would not keep them; ``displaced`` those that go for them.
     """
 
     keep: KeepList
@@ -60,6 +60,7 @@ class SelectionFacts:
     layers: tuple[LayerFacts, ...]
     curves: ScoreCurves
     lifted: tuple[tuple[int, ...], ...]
+    displaced: tuple[tuple[int, ...], ...]
     criteria: CriteriaReport
     halves: HalvesReport | None
 
@@ -85,7 +86,8 @@ def selection_facts(
         notes=(*selection.notes, *_halves_notes(halves)),
         layers=tuple(_layers(table, values, kept, halves)),
         curves=score_curves(table, criterion, keep.n_kept),
-        lifted=_lifted(values, kept, keep.n_kept),
+        lifted=_places(values, kept, range(keep.n_kept, values.shape[1])),
+        displaced=_places(values, ~kept, range(keep.n_kept)),
         criteria=compare_criteria(table, keep.n_kept),
         halves=halves,
     )
@@ -117,10 +119,11 @@ def _layers(
         )
 
 
-def _lifted(values: F64, kept: Flags, n_kept: int) -> tuple[tuple[int, ...], ...]:
+def _places(values: F64, flags: Flags, within: range) -> tuple[tuple[int, ...], ...]:
+    """Of each layer the places in order of score, among ``within``, whose expert is flagged."""
     order = np.argsort(-values, axis=1, kind="stable")
-    ranked = np.take_along_axis(kept, order, axis=1)[:, n_kept:]
-    return tuple(tuple((np.flatnonzero(row) + n_kept).tolist()) for row in ranked)
+    ranked = np.take_along_axis(flags, order, axis=1)[:, within.start : within.stop]
+    return tuple(tuple((np.flatnonzero(row) + within.start).tolist()) for row in ranked)
 
 
 def _halves_notes(halves: HalvesReport | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pipeline.report.tables import render_text
 from tasks.cut.job import CutJob
 from tasks.cut.task import CutTask, target_of
 from tasks.cut.variant import Variant
-from tasks.naming import refuse_other_source
+from tasks.naming import refuse_other_experts, refuse_other_source
 from tasks.targets import PrintedTask, SpecTarget
 
 
@@ -92,6 +92,7 @@ class AcceptCut(CutTask):
         sys.stdout.flush()
         for variant in job.variants:
             refuse_other_source(variant.folder, job.whole.identity)
+            refuse_other_experts(variant.folder, variant.keep_sha256)
         need = disk_need(job)
         if need.missing > need.free:
             raise OutputError(

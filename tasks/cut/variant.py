@@ -108,6 +108,11 @@ class Variant:
         """Nothing: experts that go show as a change."""
         return ()
 
+    @property
+    def keep_sha256(self) -> str:
+        """The keep list's digest, with what was cut of the model before."""
+        return keep_digest(told_keep(self.whole.plans[0], self.keep))
+
     def told(self) -> Told:
         """What the documents say of the cut."""
         target = self.whole.plans[0]
@@ -122,7 +127,7 @@ class Variant:
             "source_experts": self.keep.n_experts,
             "keep_experts": self.keep.n_kept,
             "honesty": str(whole.honesty),
-            "keep_sha256": keep_digest(whole),
+            "keep_sha256": self.keep_sha256,
         }
         return Told(
             source=source,

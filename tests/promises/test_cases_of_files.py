@@ -168,7 +168,9 @@ def test_fd_08_pruned_counts_agree_everywhere(small_miniature, tmp_path):
     keep = keep_list(tmp_path / "keep.json", *([0, 2, 3], [1, 2, 3]) * 3)
     outcome = run_job(small_miniature, tmp_path / "out", keep=str(keep))
     assert outcome.ok, outcome.text
-    model = read_model(tmp_path / "out" / NAME)
+    folder = tmp_path / "out" / NAME.replace("native", "native-3E")
+    assert "some were cut, by unknown (list-only)" in (folder / "budget.md").read_text()
+    model = read_model(folder)
     keys = {key: entry.value for key, entry in model.key_values.items()}
     assert keys["deepseek41.expert_count"] == 3
     assert keys["quantmill.experts.source_count"] == 4

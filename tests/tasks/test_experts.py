@@ -16,7 +16,7 @@ from pipeline.errors import OutputError, PlanError, SourceError
 from pipeline.experts.criterion import Criterion
 from pipeline.experts.honesty import Honesty
 from pipeline.experts.importers.canonical import write_saliency
-from pipeline.experts.keep_json import read_keep_json, write_keep
+from pipeline.experts.keep_json import keep_digest, read_keep_json, write_keep
 from pipeline.experts.merge import merge
 from pipeline.experts.recover import SAMPLE_NBYTES
 from pipeline.experts.routing import Routing
@@ -28,6 +28,7 @@ from pipeline.source.checkpoint import open_checkpoint
 from pipeline.source.hub.access import HubAccess
 from recipes import CutCheckpoint, PlanCheckpointCut, RecoverExperts, SelectExperts
 from tasks.cut.checkpoint_job import open_checkpoint_cut
+from tasks.job import Job, JobParameters
 from tasks.keep.select import halves_of, parse_files, parse_places
 from tasks.naming import listed_digests
 from tests.gguf_builder import draft_plan, small_config, small_plan, write_hollow
@@ -342,6 +343,13 @@ class TestCutCheckpoint:
         hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
         assert hidden == []
         assert not (folder / "generated.json").exists()
+
+    def test_what_is_made_of_it_says_what_it_lost(self, pruned, tmp_path):
+        folder, keep = pruned
+        job = Job(JobParameters(str(folder), "native", str(tmp_path / "out")))
+        keys = {entry.key: entry.value for entry in job.plans[0].key_values}
+        assert keys["quantmill.experts.keep_sha256"] == keep_digest(keep)
+        assert keys["deepseek41.expert_count"] == 3
 
     def test_every_file_is_listed_by_its_digest(self, pruned):
         folder, _ = pruned

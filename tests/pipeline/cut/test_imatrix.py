@@ -93,6 +93,15 @@ def test_a_list_of_all_experts_changes_no_byte(tmp_path, write):
     assert (tmp_path / "cut").read_bytes() == path.read_bytes()
 
 
+def spoiled(made, name, value):
+    made[name][0].flat[3] = value
+    return made
+
+
+def without_layer(made, layer):
+    return {n: parts for n, parts in made.items() if not n.startswith(f"blk.{layer}.ffn_")}
+
+
 def less(made, name):
     made[name] = tuple(part[:-1] for part in made[name])
     return made
@@ -103,6 +112,18 @@ REFUSED = {
     "GGUF of fewer experts": (
         lambda folder: write_gguf(folder / "a", less(entries(), UP)),
         rf"this many experts.*tensor {UP}.in_sum2; expected F32, 7 entries",
+    ),
+    "a sum that is no number": (
+        lambda folder: write_gguf(folder / "a", spoiled(entries(), UP, np.nan)),
+        rf"no sum of squares.*tensor {UP}.in_sum2; .*found nan at",
+    ),
+    "a sum below zero": (
+        lambda folder: write_gguf(folder / "a", spoiled(entries(), UP, -1)),
+        rf"no sum of squares.*tensor {UP}.in_sum2; .*found -1.0 at",
+    ),
+    "no word of a layer": (
+        lambda folder: write_gguf(folder / "a", without_layer(entries(), 2)),
+        "no entries for the experts of some layers.*none for layer 2",
     ),
     "values that do not divide": (
         lambda folder: write_dat(folder / "a", less(entries(), UP)),
