@@ -158,6 +158,14 @@ _TRACEBACK = re.compile(
 )
 
 
+_CAUSES = re.compile(
+    r"Traceback \(most recent call last\):\n(?:(?!Traceback \().)*?\n"
+    r"(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):\n\n",
+    re.DOTALL,
+)
+"""What led to the error that is told."""
+
 _KNOWN = re.compile(r"^(pipeline\.errors\.\w+|PermissionError|NotADirectoryError): ", re.MULTILINE)
 
 
@@ -177,5 +185,5 @@ class _ShortErrors(logging.Filter):
             return True
         message = record.getMessage()
         if "Traceback (" in message and _KNOWN.search(message):
-            record.msg, record.args = _TRACEBACK.sub(r"\1", message), None
+            record.msg, record.args = _TRACEBACK.sub(r"\1", _CAUSES.sub("", message)), None
         return True
