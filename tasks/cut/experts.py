@@ -13,6 +13,7 @@ from pipeline.cut.check import check_cut
 from pipeline.cut.share import share_shard
 from pipeline.cut.write import Cut, write_cuts
 from pipeline.errors import PlanError, QuantmillError, raise_problems
+from pipeline.experts.criterion import Criterion
 from pipeline.fill import FillEvents
 from pipeline.gguf.model_file import GgufModel, read_shards
 from pipeline.gguf.part import ShardPart
@@ -35,7 +36,10 @@ class CutShard(CutTask):
     """Make one file of every output whole; the model's bytes pass by once for all of them."""
 
     path = luigi.Parameter(significant=False)
-    keep = luigi.Parameter(significant=False)
+    keep = luigi.Parameter(default="", significant=False)
+    saliency = luigi.Parameter(default="", significant=False)
+    experts = luigi.Parameter(default="", significant=False)
+    criterion = luigi.Parameter(default=str(Criterion.REAP), significant=False)
     out = luigi.Parameter(default="out", significant=False)
     no = luigi.IntParameter(significant=False)
     spec = luigi.Parameter()

@@ -12,22 +12,34 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pipeline.digest import spec_digest
-from pipeline.errors import OutputError
-from pipeline.experts.importers.open import read_keep
-from pipeline.experts.routing import routing_of
+from pipeline.errors import OutputError, PlanError
+from pipeline.experts.criterion import Criterion
+from pipeline.experts.importers.open import read_keep, read_saliency
+from pipeline.experts.keep import KeepList
+from pipeline.experts.merge import merge
+from pipeline.experts.routing import Routing, routing_of
+from pipeline.experts.select import select
 from pipeline.store import ShardStore
 from tasks.cut.variant import Variant
 from tasks.cut.whole import WholeModel
 from tasks.job import store_of
+from tasks.keep.select import parse_criterion, parse_files
 
 
 @dataclass(frozen=True, slots=True)
 class CutParameters:
-    """What a user says: ``keep`` names one keep list or several, with commas between them."""
+    """What a user says, with commas between files and numbers of one kind.
+
+    Either ``keep`` names keep lists, or ``saliency`` names files to choose by, for each of the
+    numbers in ``experts``.
+    """
 
     path: str
     keep: str
     out: str
+    saliency: str = ""
+    experts: str = ""
+    criterion: str = str(Criterion.REAP)
 
 
 class CutJob:
@@ -46,12 +58,13 @@ class CutJob:
         """One output for each keep list, in the order of the lists.
 
         Raises:
-            PlanError: A list does not fit the model, or the model cannot lose experts.
-            SourceError: A file holds no keep list.
+            PlanError: Nothing says what stays, a list does not fit the model, or the model cannot
+                lose experts.
+            SourceError: A file holds no keep list, or no saliency.
             OutputError: Two outputs would have one name, or one that of the model itself.
         """
         routing = routing_of(self.whole.plans[0].config)
-        keeps = [read_keep(Path(path), routing) for path in self.parameters.keep.split(",")]
+        keeps = _keeps(self.parameters, routing)
         variants = tuple(Variant(self.whole, keep, self.parameters.out) for keep in keeps)
         _check_names(variants)
         return variants
@@ -69,6 +82,31 @@ class CutJob:
     def shard_spec(self, no: int) -> str:
         """The identity of what one file becomes in all outputs."""
         return spec_digest([variant.shard_specs[no] for variant in self.variants])
+
+
+def _keeps(said: CutParameters, routing: Routing) -> list[KeepList]:
+    if bool(said.keep) == bool(said.saliency):
+        raise PlanError(
+            "nothing says which experts stay" if not said.keep else "two things say what stays",
+            expected="either --keep, or --saliency with --experts",
+            next_step="Experts are never chosen by their number.",
+        )
+    if said.keep:
+        return [read_keep(Path(path), routing) for path in said.keep.split(",")]
+    table = merge([read_saliency(path) for path in parse_files(said.saliency)])
+    criterion = parse_criterion(said.criterion)
+    return [select(table, criterion, n, routing).keep for n in _counts(said.experts)]
+
+
+def _counts(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise PlanError(
+            "--experts must say how many stay in each layer",
+            expected="numbers with commas between them, such as 256,320",
+            found=repr(text),
+        )
+    return [int(word) for word in words]
 
 
 def _check_names(variants: Sequence[Variant]) -> None:

@@ -10,11 +10,19 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline import files
-from pipeline.errors import FormatError, OutputError, QuantmillError, VerifyError
+from pipeline.errors import FormatError, OutputError, PlanError, QuantmillError, VerifyError
+from pipeline.experts.criterion import Criterion
+from pipeline.experts.honesty import Honesty
+from pipeline.experts.importers.canonical import write_saliency
 from pipeline.experts.keep_json import keep_digest, read_keep_json, write_keep
+from pipeline.experts.origin import Origin
+from pipeline.experts.routing import routing_of
+from pipeline.experts.saliency import SaliencyTable, Sum
+from pipeline.experts.select import select
 from pipeline.gguf.digests import check_digests
 from pipeline.gguf.model_file import read_draft, read_model
 from pipeline.model.contract.pair import check_pair
@@ -22,6 +30,7 @@ from pipeline.model.layout import Layout
 from pipeline.source.reader import SourceReader
 from tasks.cut.experts import CutExperts
 from tasks.cut.imatrix import CutImatrix
+from tasks.cut.job import CutJob, CutParameters
 from tasks.cut.plan import AcceptCut, PlanCut, disk_need
 from tasks.naming import listed_digests
 from tests.pipeline.cut.models import N_EXPERTS, N_LAYERS, keep_of, shards, write_lists
@@ -272,3 +281,39 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(finished, tmp_path, seed)
     for n_kept in COUNTS:
         for path in (cwd / f"out/small-{n_kept}E").glob("*.gguf"):
             assert sha256_of(tmp_path / f"out/small-{n_kept}E" / path.name) == sha256_of(path)
+
+
+def saliency(path):
+    draw = np.random.default_rng(3)
+    counts = np.full((N_LAYERS, 7), 6.0)
+    norms = draw.random((N_LAYERS, 7))
+    sums = {Sum.COUNTS: counts, Sum.GATES: counts / 2, Sum.NORMS: norms, Sum.WEIGHTED_NORMS: norms}
+    table = SaliencyTable("observed", Honesty.TRUE_GATE, (Origin("0" * 64, "text"),), sums)
+    write_saliency(path, table)
+    return table
+
+
+def test_one_command_goes_from_saliency_to_every_variant(whole, tmp_path):
+    table = saliency(tmp_path / "observed.safetensors")
+    words = {"saliency": str(tmp_path / "observed.safetensors"), "experts": "5,6"}
+    parameters = CutParameters(str(whole), "", str(tmp_path / "out"), **words)
+    variants = CutJob(parameters).variants
+    routing = routing_of(variants[0].whole.plans[0].config)
+    chosen = [select(table, Criterion.REAP, n, routing).keep for n in (5, 6)]
+    assert [v.keep.layers for v in variants] == [keep.layers for keep in chosen]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ({"keep": ""}, "nothing says which experts stay"),
+        ({"keep": "a", "saliency": "b"}, "two things say what stays"),
+        ({"keep": "", "saliency": "S", "experts": "many"}, "--experts must say how many"),
+    ],
+)
+def test_one_thing_must_say_what_stays(whole, tmp_path, words, what):
+    saliency(tmp_path / "observed.safetensors")
+    given = {k: v.replace("S", str(tmp_path / "observed.safetensors")) for k, v in words.items()}
+    job = CutJob(CutParameters(str(whole), out=str(tmp_path / "out"), **given))
+    with pytest.raises(PlanError, match=what):
+        len(job.variants)
