@@ -100,8 +100,9 @@ def test_a_fault_that_passes(hub, tmp_path, target, effect, waits, note):
     told, timeless = Told(), Timeless()
     fetch(hub, tmp_path, target, told=told, timeless=timeless, stall_s=1.5, n_connections=1)
     assert target.read_bytes() == CONTENT
-    assert timeless.waits == waits
-    assert len(told.notes) == 1
+    # The server ends the connection; the next request may still find it open, and fail once more.
+    assert timeless.waits in (waits, [*waits, 1.0])
+    assert len(told.notes) == len(timeless.waits)
     assert note in told.notes[0]
     assert SHARD in told.notes[0]
     assert told.total == len(CONTENT)

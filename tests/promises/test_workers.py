@@ -105,7 +105,7 @@ def test_p13_a_slow_process_may_still_write_what_another_has_finished(
 ):
     """Both fill the same shard; the slow one goes on with it long after it has got its name."""
     out = tmp_path / "out"
-    options = {"pause": 0.03}
+    options = {"pause": 0.1}
     slow = CHILDREN.Process(target=one_life, args=(small_miniature, out), kwargs=options)
     slow.start()
     try:
