@@ -19,13 +19,12 @@ from pipeline import files
 from pipeline.cut.imatrix_dat import dat_pieces
 from pipeline.cut.pieces import Kept, Piece, picked, write_pieces
 from pipeline.errors import SourceError
+from pipeline.experts.importers.imatrix import open_imatrix
 from pipeline.experts.keep import KeepList
 from pipeline.gguf.header import ALIGNMENT_KEY, MAGIC, TensorInfo, encode_header, padded
 from pipeline.gguf.keys import KeyValue
-from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
+from pipeline.gguf.reader import GgufFile, GgufTensor
 
-_TYPE_KEY = "general.type"
-_TYPE = "imatrix"
 _STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight\.(in_sum2|counts)")
 
 
@@ -59,15 +58,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _gguf_pieces(path: Path, keep: KeepList) -> tuple[int, Sequence[Piece]]:
-    file = read_gguf(path)
-    kind = file.key_values.get(_TYPE_KEY)
-    if kind is None or kind.value != _TYPE:
-        raise SourceError(
-            "this GGUF file is no importance matrix",
-            file=path,
-            expected=f"{_TYPE_KEY} {_TYPE}",
-            found="nothing" if kind is None else kind.value,
-        )
+    file = open_imatrix(path)
     infos: list[TensorInfo] = []
     pieces: list[Piece] = []
     n_cut = start = 0

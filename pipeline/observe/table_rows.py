@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files
-from pipeline.errors import DecodeError
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.decode import F32, BadCodeError, decode_bf16, decode_fp8
+from pipeline.source.decode import F32, decode_bf16, decode_fp8
 from pipeline.source.spec import Codec, MatrixRef
-from pipeline.source.stored import StoredRows, store_of
+from pipeline.source.stored import StoredRows, placed, store_of
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -35,21 +34,12 @@ def table_rows(checkpoint: Checkpoint, matrix: MatrixRef, numbers: Ints) -> F32:
     different, places = np.unique(numbers, return_inverse=True)
     out = np.empty((len(different), matrix.n_cols), np.float32)
     codes = _read(stored.codes, different)
-    try:
+    with placed(stored, different.tolist()):
         if matrix.codec is Codec.BF16:
             decode_bf16(codes.view(np.uint16), out)
         else:
             assert stored.scales is not None
             decode_fp8(codes, _read(stored.scales, different), 0, matrix.block, out)
-    except BadCodeError as error:
-        bad = stored.scales if error.is_scale and stored.scales else stored.codes
-        raise DecodeError(
-            error.what,
-            file=bad.file.path,
-            tensor=bad.tensor,
-            found=f"{error.code} at row {different[error.row]:,}, column {error.column:,}",
-            next_step="Compare the shard's sha256 with the release; fetch it again if it differs.",
-        ) from error
     return out[places]
 
 

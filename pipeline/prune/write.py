@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pipeline import files, sharing
-from pipeline.errors import SourceError, VerifyError
+from pipeline.errors import VerifyError
 from pipeline.prune.plan import PrunedFile, Span
 from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.reader import check_unchanged
 
 _STEP_NBYTES = 1 << 23
 """Read, hashed and written at a time: all the memory that a file takes."""
@@ -105,16 +106,7 @@ def _require_settled(file: PrunedFile, source: Checkpoint) -> None:
     """Refuse a source that was written to since its headers were read."""
     for name in file.source_names:
         known = source.files[name]
-        state = known.path.stat()
-        modified_ns = state.st_mtime_ns if known.modified_ns is not None else None
-        if (state.st_size, modified_ns) != (known.nbytes, known.modified_ns):
-            raise SourceError(
-                "the file changed after its header was read",
-                file=known.path,
-                expected=f"{known.nbytes:,} bytes, last changed at {known.modified_ns} ns",
-                found=f"{state.st_size:,} bytes, last changed at {modified_ns} ns",
-                next_step="Leave the checkpoint alone while it is being read, and start again.",
-            )
+        check_unchanged(known, known.path.stat())
 
 
 def missing_nbytes(file: PrunedFile, source: Checkpoint, target: Path) -> int:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from pipeline.errors import DecodeError, SourceError
+from pipeline.errors import SourceError
 from pipeline.files import forget_cached, read_exact, reading
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.decode import (
     F32,
     U8,
-    BadCodeError,
     bf16_bound,
     decode_bf16,
     decode_fp4,
@@ -30,7 +29,7 @@ from pipeline.source.decode import (
 from pipeline.source.header import SourceFile
 from pipeline.source.repack import repack_mxfp4
 from pipeline.source.spec import Codec, MatrixRef
-from pipeline.source.stored import StoredMatrix, StoredRows, store_of
+from pipeline.source.stored import StoredMatrix, StoredRows, placed, store_of
 
 _STEP_NBYTES = 1 << 20
 """Codes read at a time; scratch stays near this size whatever tile is asked for."""
@@ -85,7 +84,7 @@ class SourceReader:
         stored = self._stored(matrix, row_begin, out.shape[0])
         bound = 0.0
         for rows in _steps(out.shape[0], stored.codes.row_nbytes):
-            with _placed(stored, row_begin + rows.start):
+            with placed(stored, range(row_begin + rows.start, matrix.n_rows)):
                 bound = max(bound, self._decode(matrix, stored, row_begin + rows.start, out[rows]))
         return bound
 
@@ -103,7 +102,7 @@ class SourceReader:
             begin, n_rows = row_begin + rows.start, out[rows].shape[0]
             codes = self._read(stored.codes, begin, n_rows)
             scales = self._read(stored.scales, begin, n_rows, slot="scales")
-            with _placed(stored, begin):
+            with placed(stored, range(begin, matrix.n_rows)):
                 repack_mxfp4(codes, scales, out[rows])
 
     def narrow_rows(self, matrix: MatrixRef, row_begin: int, out: U8, *, limit: int) -> None:
@@ -118,7 +117,7 @@ class SourceReader:
         for rows in _steps(out.shape[0], stored.codes.row_nbytes):
             begin, n_rows = row_begin + rows.start, out[rows].shape[0]
             ids = self._read(stored.codes, begin, n_rows).view(np.int64)
-            with _placed(stored, begin):
+            with placed(stored, range(begin, matrix.n_rows)):
                 narrow_ids(ids, limit, out[rows].view(np.int32))
 
     def copy_rows(self, matrix: MatrixRef, row_begin: int, out: U8) -> None:
@@ -132,7 +131,7 @@ class SourceReader:
         assert stored.scales is None
         assert out.shape[1:] == (stored.codes.row_nbytes,)
         self._fill(stored.codes, row_begin, out)
-        with _placed(stored, row_begin):
+        with placed(stored, range(row_begin, matrix.n_rows)):
             if matrix.codec is Codec.F32:
                 f32_bound(out.view(np.uint32))
             elif matrix.codec is Codec.BF16:
@@ -149,7 +148,7 @@ class SourceReader:
         stored = self._stored(matrix, 0, 0)
         for rows in (stored.codes, stored.scales):
             if rows is not None:
-                _check_unchanged(self._fd(rows.file), rows.file)
+                check_unchanged(rows.file, os.fstat(self._fd(rows.file)))
 
     def forget(self, matrix: MatrixRef, row_begin: int, n_rows: int) -> None:
         """Let the kernel drop these rows from its page cache: they will not be read again."""
@@ -212,13 +211,17 @@ class SourceReader:
             assert self._is_open, "a SourceReader reads only inside its context"
             if file.path not in self._fds:
                 fd = self._open_files.enter_context(reading(file.path))
-                _check_unchanged(fd, file)
+                check_unchanged(file, os.fstat(fd))
                 self._fds[file.path] = fd
             return self._fds[file.path]
 
 
-def _check_unchanged(fd: int, file: SourceFile) -> None:
-    state = os.fstat(fd)
+def check_unchanged(file: SourceFile, state: os.stat_result) -> None:
+    """Refuse a source that was written to since its header was read; ``state`` is its own now.
+
+    Raises:
+        SourceError: Its length or its time of change is another.
+    """
     modified = state.st_mtime_ns if file.modified_ns is not None else None
     if (state.st_size, modified) != (file.nbytes, file.modified_ns):
         raise SourceError(
@@ -247,19 +250,3 @@ def _touched(
     yield stored.codes, row_begin, n_rows
     if stored.scales is not None:
         yield stored.scales, *_scale_rows(matrix, row_begin, n_rows)
-
-
-@contextmanager
-def _placed(stored: StoredMatrix, row_begin: int) -> Iterator[None]:
-    """Give an undecodable code its file, its tensor and its row in the whole matrix."""
-    try:
-        yield
-    except BadCodeError as error:
-        bad = stored.scales if error.is_scale and stored.scales else stored.codes
-        raise DecodeError(
-            error.what,
-            file=bad.file.path,
-            tensor=bad.tensor,
-            found=f"{error.code} at row {row_begin + error.row:,}, column {error.column:,}",
-            next_step="Compare the shard's sha256 with the release; fetch it again if it differs.",
-        ) from error

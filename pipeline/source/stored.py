@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeline.errors import SourceError
+from pipeline.errors import DecodeError, SourceError
 from pipeline.source.checkpoint import Checkpoint
-from pipeline.source.decode import FP4_GROUP
+from pipeline.source.decode import FP4_GROUP, BadCodeError
 from pipeline.source.header import SourceFile, SourceTensor
 from pipeline.source.scale_block import implied_block, scale_shape
 from pipeline.source.spec import Codec, MatrixRef
@@ -157,3 +158,22 @@ def _check_dtype(file: SourceFile, tensor: SourceTensor, dtype: str) -> None:
             found=tensor.dtype,
             next_step="Use the released shards; converted copies are not read.",
         )
+
+
+@contextmanager
+def placed(stored: StoredMatrix, numbers: Sequence[int]) -> Iterator[None]:
+    """Give an undecodable code its file, its tensor and its row in the whole matrix.
+
+    ``numbers`` are the rows of the matrix that the rows being decoded are.
+    """
+    try:
+        yield
+    except BadCodeError as error:
+        bad = stored.scales if error.is_scale and stored.scales else stored.codes
+        raise DecodeError(
+            error.what,
+            file=bad.file.path,
+            tensor=bad.tensor,
+            found=f"{error.code} at row {numbers[error.row]:,}, column {error.column:,}",
+            next_step="Compare the shard's sha256 with the release; fetch it again if it differs.",
+        ) from error

@@ -41,7 +41,7 @@ def read_imatrix(path: Path) -> SaliencyTable:
         FormatError: The file is damaged.
         SourceError: It is no importance matrix, or its counts contradict each other.
     """
-    file = _open(path)
+    file = open_imatrix(path)
     counts = stack_layers(_expert_counts(file), "the counts of experts", path)
     tokens = _tokens(file, len(counts))
     is_exact = counts.max() < _EXACT and (tokens is None or max(tokens) < _EXACT)
@@ -67,7 +67,7 @@ def down_input_squares(path: Path, layer: int) -> F32:
         FormatError: The file is damaged.
         SourceError: It does not have them.
     """
-    file = _open(path)
+    file = open_imatrix(path)
     name = f"blk.{layer}.ffn_down_exps.weight.in_sum2"
     if name not in file.tensors:
         raise SourceError(f"the imatrix has no inputs of layer {layer}'s experts", file=path)
@@ -117,7 +117,13 @@ def with_ean_rms(
     )
 
 
-def _open(path: Path) -> GgufFile:
+def open_imatrix(path: Path) -> GgufFile:
+    """The header of a GGUF importance matrix.
+
+    Raises:
+        SourceError: It is another kind of GGUF.
+        FormatError: The file is damaged.
+    """
     file = read_gguf(path)
     kind = file.key_values.get(_TYPE_KEY)
     if kind is None or kind.value != KIND:
