@@ -1,8 +1,11 @@
 """Fixtures that several test modules share."""
 
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from pipeline.miniature.checkpoint import write_miniature
 from pipeline.miniature.size import MiniatureSize
@@ -34,6 +37,14 @@ SMALL_V4 = V4Size(
     n_experts_used=2,
     vocab_size=512,
 )
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Whoever draws numbers without naming a seed draws the same ones every time."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
