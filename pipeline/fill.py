@@ -1,34 +1,34 @@
-"""Filling a shard: source rows -> decode -> quantize -> positioned write, in one pass.
+"""Filling shards: source rows -> decode -> quantize -> positioned write, in one pass.
 
-A tensor is cut into row blocks, the unit of the journal, at places that depend on nothing but the
-tensor and its type; a block never crosses a stored matrix (an expert keeps its own importance and
-its own place in the file). A block is cut into tiles small enough for the cache. Threads take whole
-blocks; every library call on the way releases the interpreter lock.
+Work comes in row blocks (`pipeline.blocks`). A block is cut into tiles small enough for the cache.
+Threads take whole blocks; every library call on the way releases the interpreter lock.
+
+Several files can be filled in one pass: blocks of the same source rows go together, are read and
+decoded once, and what is the same in several files is quantized once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.blocks import Block, whole_scale_blocks
 from pipeline.errors import QuantmillError
 from pipeline.gguf.committer import outlast_interrupts
 from pipeline.gguf.journal import BlockRecord
-from pipeline.gguf.part import ShardPart, Span
-from pipeline.plan import PlannedShard, PlannedTensor, Transform
+from pipeline.gguf.part import ShardPart
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.plan import Transform
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.guard import check_rows
 from pipeline.source.reader import SourceReader
 from pipeline.source.spec import MatrixRef
-
-BLOCK_NBYTES = 16 << 20
-"""Most output bytes of a row block, but for what whole scale blocks need."""
 
 TILE_WEIGHTS = {Transform.ENCODE: 1 << 18, Transform.PRODUCT: 1 << 18}
 """Weights decoded at a time: 1 MiB of float32, long enough that the calls around it cost little."""
@@ -44,28 +44,28 @@ MEMORY_THREAD_NBYTES = 16_000_000
 """Most anonymous memory of a fill: base plus this per thread, whatever the tensor. A thread holds
 one tile as float32 (two for a product), its output bytes and the stored bytes they come from."""
 
+Floats = NDArray[np.float32]
+
+Importance = Callable[[TargetTensor], Floats | None]
+"""A tensor -> how much each column counts, ``[n_matrices, n_cols]``; nothing where all do alike."""
+
+
+def no_importance(target: TargetTensor) -> None:
+    """The `Importance` of a fill without a matrix."""
+    del target
+
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Rows ``begin`` to ``end`` of one stored matrix, and where their bytes go."""
+class Wanted:
+    """A block, the part that it is to be written to, and what its columns count."""
 
-    tensor: PlannedTensor
-    matrices: tuple[MatrixRef, ...]
-    begin: int
-    end: int
-    offset: int
-
-    @property
-    def nbytes(self) -> int:
-        """Output bytes."""
-        return (self.end - self.begin) * self.tensor.row_nbytes
-
-    def __str__(self) -> str:
-        return f"{self.tensor.name} ({self.matrices[0].weight} rows {self.begin}-{self.end})"
+    part: ShardPart
+    block: Block
+    importance: Importance = no_importance
 
 
 PartBlock = tuple[ShardPart, Block]
-"""A block, and the part that it belongs to."""
+"""A block of copied rows, and the part that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,53 +82,8 @@ class _Worker(threading.local):
     """Buffers of one thread, reused for every tile."""
 
     def __init__(self) -> None:
-        self.floats: dict[int, NDArray[np.float32]] = {}
+        self.floats: dict[int, Floats] = {}
         self.packed: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-
-def blocks_of(tensor: PlannedTensor) -> Iterator[Block]:
-    """The row blocks of a tensor, in file order."""
-    target = tensor.target
-    if tensor.transform is Transform.PRODUCT:
-        groups: tuple[tuple[MatrixRef, ...], ...] = (target.matrices,)
-    else:
-        groups = tuple((matrix,) for matrix in target.matrices)
-    height = target.matrices[0].block[0]
-    n_per_block = _whole_scale_blocks(max(1, BLOCK_NBYTES // tensor.row_nbytes), height)
-    offset = tensor.offset
-    for matrices in groups:
-        n_rows = matrices[0].n_rows
-        for begin in range(0, n_rows, n_per_block):
-            block = Block(tensor, matrices, begin, min(begin + n_per_block, n_rows), offset)
-            yield block
-            offset += block.nbytes
-
-
-def _whole_scale_blocks(n_rows: int, height: int) -> int:
-    """``n_rows`` without a scale block begun: rows that share scales read them once."""
-    return max(height, n_rows - n_rows % height)
-
-
-def blocks_from(shard: PlannedShard, weight_map: Mapping[str, str], file: str) -> Iterator[Block]:
-    """The row blocks of a shard that are read from one source file, in file order.
-
-    A block reads one matrix, or factors of a product, and these lie in one file.
-    """
-    for tensor in shard.tensors:
-        if any(weight_map[name] == file for name in tensor.target.source_names):
-            for block in blocks_of(tensor):
-                if weight_map[block.matrices[0].weight] == file:
-                    yield block
-
-
-def blocks_of_shard(shard: PlannedShard) -> list[Block]:
-    """The row blocks of a whole shard, in file order."""
-    return [block for tensor in shard.tensors for block in blocks_of(tensor)]
-
-
-def spans_of(shard: PlannedShard) -> list[Span]:
-    """The byte ranges of a shard's tensors."""
-    return [Span(tensor.name, tensor.offset, tensor.nbytes) for tensor in shard.tensors]
 
 
 def fill_blocks(
@@ -138,6 +93,7 @@ def fill_blocks(
     quantizer: Quantizer,
     *,
     n_threads: int,
+    importance: Importance = no_importance,
     events: FillEvents | None = None,
 ) -> None:
     """Write those of ``blocks`` that ``part`` does not hold yet; ``quantizer`` is prepared.
@@ -146,9 +102,35 @@ def fill_blocks(
         QuantmillError: A source value cannot be decoded, a quantizer refused a row, or the disk
             failed. Blocks finished before stay journaled.
     """
+    groups = ((Wanted(part, block, importance),) for block in blocks)
+    fill_together(groups, source, quantizer, n_threads=n_threads, events=events)
+
+
+def fill_together(
+    groups: Iterable[Sequence[Wanted]],
+    source: SourceReader,
+    quantizer: Quantizer,
+    *,
+    n_threads: int,
+    events: FillEvents | None = None,
+) -> None:
+    """Write blocks to many parts where they are not yet; those of a group come of the same rows.
+
+    Raises:
+        QuantmillError: As `fill_blocks`.
+    """
     events = events or FillEvents()
     filler = _Filler(source, quantizer, events, forgets=True)
-    _run_all(filler, _missing(((part, block) for block in blocks), events), n_threads)
+    _run_all(filler, _missing(groups, events), n_threads)
+
+
+def grouped(wanted: Iterable[Wanted]) -> list[list[Wanted]]:
+    """Blocks of the same source rows together, in the order in which rows are wanted first."""
+    groups: dict[object, list[Wanted]] = {}
+    for one in wanted:
+        rows = (one.block.matrices, one.block.begin, one.block.end)
+        groups.setdefault(rows, []).append(one)
+    return list(groups.values())
 
 
 def copy_blocks(
@@ -168,30 +150,35 @@ def copy_blocks(
     """
     events = events or FillEvents()
     filler = _Filler(source, None, events, forgets=False)
-    _run_all(filler, _missing(work, events), n_threads)
+    groups = ((Wanted(part, block),) for part, block in work)
+    _run_all(filler, _missing(groups, events), n_threads)
 
 
-def _missing(work: Iterable[PartBlock], events: FillEvents) -> Iterator[PartBlock]:
-    for part, block in work:
-        record = part.done.get(block.offset)
-        if record is not None and record.nbytes == block.nbytes:
-            events.advanced(block.nbytes)
-        else:
-            yield part, block
+def _missing(groups: Iterable[Sequence[Wanted]], events: FillEvents) -> Iterator[Sequence[Wanted]]:
+    for group in groups:
+        missing = [one for one in group if not _is_done(one)]
+        events.advanced(sum(one.block.nbytes for one in group if one not in missing))
+        if missing:
+            yield missing
 
 
-def _run_all(filler: _Filler, work: Iterator[PartBlock], n_threads: int) -> None:
-    """Let ``n_threads`` pull blocks from one iterator until it ends, one fails, or Ctrl-C."""
+def _is_done(wanted: Wanted) -> bool:
+    record = wanted.part.done.get(wanted.block.offset)
+    return record is not None and record.nbytes == wanted.block.nbytes
+
+
+def _run_all(filler: _Filler, work: Iterator[Sequence[Wanted]], n_threads: int) -> None:
+    """Let ``n_threads`` pull groups from one iterator until it ends, one fails, or Ctrl-C."""
     lock = threading.Lock()
 
     def pull(slot: int) -> None:
         try:
             while not filler.stopped.is_set():
                 with lock:
-                    pair = next(work, None)
-                if pair is None:
+                    group = next(work, None)
+                if group is None:
                     return
-                filler.fill(*pair, slot)
+                filler.fill(group, slot)
         except BaseException:
             filler.stopped.set()
             raise
@@ -209,6 +196,32 @@ def _run_all(filler: _Filler, work: Iterator[PartBlock], n_threads: int) -> None
     finally:
         filler.stopped.set()
         outlast_interrupts(pool.shutdown)
+
+
+@dataclass(slots=True)
+class _Made:
+    """Bytes that are the same in several files: made once, written to each."""
+
+    wanted: list[Wanted]
+    weights: Floats | None
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def block(self) -> Block:
+        """One of the equal blocks."""
+        return self.wanted[0].block
+
+
+def _made_of(group: Sequence[Wanted]) -> list[_Made]:
+    """What has to be made for a group: once for each type, and for each way of weighing."""
+    made: dict[object, _Made] = {}
+    for one in group:
+        tensor = one.block.tensor
+        weights = one.importance(tensor.target) if tensor.is_encoded else None
+        row = None if weights is None else weights[one.block.no]
+        kind = (tensor.transform, tensor.type, None if row is None else row.tobytes())
+        made.setdefault(kind, _Made([], row)).wanted.append(one)
+    return list(made.values())
 
 
 class _Filler:
@@ -229,84 +242,106 @@ class _Filler:
         self._worker = _Worker()
         self.stopped = threading.Event()
 
-    def fill(self, part: ShardPart, block: Block, slot: int) -> None:
-        """Write one block and hand it to the journal; leave it unfinished once `stopped` is set."""
-        self._events.started(slot, str(block))
-        digest = hashlib.sha256()
-        row_nbytes = block.tensor.row_nbytes
-        n_tile = self._tile_rows(block)
-        for begin in range(block.begin, block.end, n_tile):
+    def fill(self, group: Sequence[Wanted], slot: int) -> None:
+        """Write a group and hand it to the journals; leave it unfinished once `stopped` is set."""
+        first = group[0].block
+        self._events.started(slot, str(first))
+        made = _made_of(group)
+        n_tile = min(self._tile_rows(one.block) for one in made)
+        for begin in range(first.begin, first.end, n_tile):
             if self.stopped.is_set():
                 return
-            out = self._packed(min(n_tile, block.end - begin), row_nbytes)
-            self._make(block, begin, out)
-            content = out.reshape(-1).data
-            part.write(content, block.offset + (begin - block.begin) * row_nbytes)
-            digest.update(content)
-            self._events.advanced(content.nbytes)
-        for matrix in block.matrices:
+            self._fill_tile(made, begin, min(n_tile, first.end - begin))
+        for matrix in first.matrices:
             self._source.check_unchanged(matrix)
             if self._forgets:
-                self._source.forget(matrix, block.begin, block.end - block.begin)
-        part.commit(BlockRecord(block.offset, block.nbytes, digest.hexdigest()))
+                self._source.forget(matrix, first.begin, first.end - first.begin)
+        for one in made:
+            for wanted in one.wanted:
+                block = wanted.block
+                record = BlockRecord(block.offset, block.nbytes, one.digest.hexdigest())
+                wanted.part.commit(record)
+
+    def _fill_tile(self, made: Sequence[_Made], begin: int, n_rows: int) -> None:
+        decoded = _Decoded(self._source, self._worker, begin, n_rows)
+        for one in made:
+            row_nbytes = one.block.tensor.row_nbytes
+            out = self._packed(n_rows, row_nbytes)
+            self._make(one, decoded, out)
+            content = out.reshape(-1).data
+            for wanted in one.wanted:
+                block = wanted.block
+                wanted.part.write(content, block.offset + (begin - block.begin) * row_nbytes)
+                self._events.advanced(content.nbytes)
+            one.digest.update(content)
 
     def _tile_rows(self, block: Block) -> int:
         matrix = block.matrices[0]
         weights = TILE_WEIGHTS.get(block.tensor.transform, BYTE_TILE_WEIGHTS)
         n_rows = max(1, weights // matrix.n_cols)
-        whole = _whole_scale_blocks(n_rows, matrix.block[0])
+        whole = whole_scale_blocks(n_rows, matrix.block[0])
         return whole if whole * matrix.n_cols <= MAX_TILE_WEIGHTS else n_rows
 
-    def _make(self, block: Block, begin: int, out: NDArray[np.uint8]) -> None:
+    def _make(self, made: _Made, decoded: _Decoded, out: NDArray[np.uint8]) -> None:
         try:
-            self._transform(block, begin, out)
+            self._transform(made, decoded, out)
         except QuantmillError as error:
-            error.add_note(f"while making {block.tensor.name} as {block.tensor.type.name}")
+            tensor = made.block.tensor
+            error.add_note(f"while making {tensor.name} as {tensor.type.name}")
             raise
 
-    def _transform(self, block: Block, begin: int, out: NDArray[np.uint8]) -> None:
-        matrix = block.matrices[0]
-        match block.tensor.transform:
+    def _transform(self, made: _Made, decoded: _Decoded, out: NDArray[np.uint8]) -> None:
+        tensor, matrix = made.block.tensor, made.block.matrices[0]
+        match tensor.transform:
             case Transform.COPY:
-                self._source.copy_rows(matrix, begin, out)
+                self._source.copy_rows(matrix, decoded.begin, out)
             case Transform.REPACK:
-                self._source.repack_rows(matrix, begin, out)
+                self._source.repack_rows(matrix, decoded.begin, out)
             case Transform.NARROW:
-                limit = block.tensor.target.id_limit
+                limit = tensor.target.id_limit
                 assert limit is not None
-                self._source.narrow_rows(matrix, begin, out, limit=limit)
-            case Transform.ENCODE:
-                rows = self._floats(0, len(out), matrix.n_cols)
-                bound = self._source.decode_rows(matrix, begin, rows)
-                self._quantize(block, rows, bound, out)
-            case Transform.PRODUCT:
-                rows, bound = self._product(block, begin, len(out))
-                self._quantize(block, rows, bound, out)
-
-    def _product(self, block: Block, begin: int, n_rows: int) -> tuple[NDArray[np.float32], float]:
-        rows = self._floats(0, n_rows, block.matrices[0].n_cols)
-        factor = self._floats(1, n_rows, block.matrices[0].n_cols)
-        bound = self._source.decode_rows(block.matrices[0], begin, rows)
-        for matrix in block.matrices[1:]:
-            bound *= self._source.decode_rows(matrix, begin, factor)
-            np.multiply(rows, factor, out=rows)
-        return rows, bound
-
-    def _quantize(
-        self, block: Block, rows: NDArray[np.float32], bound: float, out: NDArray[np.uint8]
-    ) -> None:
-        ggml_type = block.tensor.type
-        assert self._quantizer is not None
-        check_rows(ggml_type, rows, importance=None, bound=bound, tensor=block.tensor.name)
-        self._quantizer.quantize(ggml_type, rows, out, None)
-
-    def _floats(self, slot: int, n_rows: int, n_cols: int) -> NDArray[np.float32]:
-        buffer = self._worker.floats.get(slot)
-        if buffer is None or buffer.size < n_rows * n_cols:
-            buffer = self._worker.floats[slot] = np.empty(n_rows * n_cols, np.float32)
-        return buffer[: n_rows * n_cols].reshape(n_rows, n_cols)
+                self._source.narrow_rows(matrix, decoded.begin, out, limit=limit)
+            case Transform.ENCODE | Transform.PRODUCT:
+                assert self._quantizer is not None
+                rows, bound = decoded.values(made.block)
+                check_rows(
+                    tensor.type, rows, importance=made.weights, bound=bound, tensor=tensor.name
+                )
+                self._quantizer.quantize(tensor.type, rows, out, made.weights)
 
     def _packed(self, n_rows: int, row_nbytes: int) -> NDArray[np.uint8]:
         if self._worker.packed.size < n_rows * row_nbytes:
             self._worker.packed = np.empty(n_rows * row_nbytes, np.uint8)
         return self._worker.packed[: n_rows * row_nbytes].reshape(n_rows, row_nbytes)
+
+
+class _Decoded:
+    """The values of a tile: read when first asked for, by the thread that fills it."""
+
+    def __init__(self, source: SourceReader, worker: _Worker, begin: int, n_rows: int) -> None:
+        self.begin = begin
+        self._source = source
+        self._worker = worker
+        self._n_rows = n_rows
+        self._values: tuple[Floats, float] | None = None
+
+    def values(self, block: Block) -> tuple[Floats, float]:
+        """The rows, multiplied if the block has several matrices, and a bound of their size."""
+        if self._values is None:
+            rows, bound = self._decode(0, block.matrices[0])
+            for matrix in block.matrices[1:]:
+                factor, bound_of_factor = self._decode(1, matrix)
+                np.multiply(rows, factor, out=rows)
+                bound *= bound_of_factor
+            self._values = rows, bound
+        return self._values
+
+    def _decode(self, slot: int, matrix: MatrixRef) -> tuple[Floats, float]:
+        rows = self._floats(slot, matrix.n_cols)
+        return rows, self._source.decode_rows(matrix, self.begin, rows)
+
+    def _floats(self, slot: int, n_cols: int) -> Floats:
+        size, buffer = self._n_rows * n_cols, self._worker.floats.get(slot)
+        if buffer is None or buffer.size < size:
+            buffer = self._worker.floats[slot] = np.empty(size, np.float32)
+        return buffer[:size].reshape(self._n_rows, n_cols)

@@ -8,16 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import luigi
 
+from pipeline.blocks import Block, blocks_from, blocks_of_shard, spans_of
 from pipeline.budget import budget_of
 from pipeline.errors import OutputError, PlanError, QuantmillError, raise_problems
-from pipeline.fill import (
-    Block,
-    FillEvents,
-    blocks_from,
-    blocks_of_shard,
-    fill_blocks,
-    spans_of,
-)
+from pipeline.fill import FillEvents, fill_blocks
 from pipeline.gguf.part import ShardPart
 from pipeline.model.roles import ROLE_TITLES
 from pipeline.plan import PlannedShard

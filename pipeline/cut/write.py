@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pipeline.blocks import Block, blocks_of, spans_of
 from pipeline.errors import SourceError, VerifyError, raise_problems
-from pipeline.fill import Block, FillEvents, PartBlock, blocks_of, copy_blocks, spans_of
+from pipeline.fill import FillEvents, PartBlock, copy_blocks
 from pipeline.gguf.digests import running_digests, tensor_digest
 from pipeline.gguf.part import ShardDigests, ShardPart
 from pipeline.plan import PlannedShard, PlannedTensor

@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmark.meter import Meter, Numbers
 from benchmark.metered import MeteredPart, MeteredQuantizer, MeteredReader
 from pipeline import files
-from pipeline.fill import blocks_of_shard, fill_blocks, spans_of
+from pipeline.blocks import blocks_of_shard, spans_of
+from pipeline.fill import fill_blocks
 from pipeline.plan import PlannedShard
 from tasks.job import Job
 

@@ -6,9 +6,10 @@ import os
 import threading
 import time
 
+from pipeline import blocks as blocks_module
 from pipeline import files
-from pipeline import fill as fill_module
-from pipeline.fill import FillEvents, blocks_of_shard, fill_blocks, spans_of
+from pipeline.blocks import blocks_of_shard, spans_of
+from pipeline.fill import FillEvents, fill_blocks
 from pipeline.gguf.header import TensorInfo, encode_padded_header
 from pipeline.gguf.part import ShardPart
 from pipeline.model.targets.tensor import TargetTensor
@@ -98,13 +99,13 @@ def journal_path(job, no):
     return shard_path(job, no).with_name("shard.gguf.journal")
 
 
-def one_life(source, out, no, *, block_nbytes, log=None, pause=0.0, death=None):
+def one_life(source, out, no, *, block_weights, log=None, pause=0.0, death=None):
     """Fill a shard in this process.
 
     ``log`` gets a line per block begun, ``pause`` is slept after every tile; ``death`` is an
     `Nth` that ends the process.
     """
-    fill_module.BLOCK_NBYTES = block_nbytes
+    blocks_module.BLOCK_WEIGHTS = block_weights
     job = job_of(source, out)
     job.quantizer, job.shard_specs  # noqa: B018 - opened before calls are counted
     if death:

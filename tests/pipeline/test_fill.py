@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
+from pipeline import blocks as blocks_module
 from pipeline import files
 from pipeline import fill as fill_module
+from pipeline.blocks import blocks_of
 from pipeline.errors import DecodeError, OutputError, QuantmillError
-from pipeline.fill import FillEvents, blocks_of
+from pipeline.fill import FillEvents
 from pipeline.gguf.committer import outlast_interrupts
 from pipeline.gguf.journal import read_journal
 from pipeline.source.reader import SourceReader
@@ -67,7 +69,7 @@ def digests(small_miniature, tmp_path_factory):
 
 def small_blocks(monkeypatch, nbytes=20_000, weights=1 << 12):
     """Many blocks and tiles even in a small tensor."""
-    monkeypatch.setattr(fill_module, "BLOCK_NBYTES", nbytes)
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", nbytes)
     monkeypatch.setattr(fill_module, "TILE_WEIGHTS", {})
     monkeypatch.setattr(fill_module, "BYTE_TILE_WEIGHTS", weights)
 
@@ -127,7 +129,7 @@ def test_the_joined_table_is_both_tables_in_layer_order(job):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "n_threads", "block_nbytes", "weights"),
+    ("recipe", "n_threads", "block_weights", "weights"),
     [
         ("native", 2, 16 << 20, 1 << 17),
         ("native", 4, 50_000, 3_000),
@@ -137,12 +139,12 @@ def test_the_joined_table_is_both_tables_in_layer_order(job):
     ],
 )
 def test_threads_blocks_and_tiles_change_no_byte(
-    make_job, tmp_path, monkeypatch, recipe, n_threads, block_nbytes, weights
+    make_job, tmp_path, monkeypatch, recipe, n_threads, block_weights, weights
 ):
     job = make_job(recipe)
     expected = [fill(job, no, n_threads=1).file_sha256 for no in range(4)]
     shutil.rmtree(tmp_path / "out")
-    monkeypatch.setattr(fill_module, "BLOCK_NBYTES", block_nbytes)
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", block_weights)
     monkeypatch.setattr(
         fill_module, "TILE_WEIGHTS", dict.fromkeys(fill_module.TILE_WEIGHTS, weights)
     )
@@ -358,9 +360,9 @@ def test_a_file_size_limit_is_told_and_finished_blocks_stay(job, digests):
         opened.truncate(shard.nbytes)
     script = (
         "import resource, sys\n"
-        "from pipeline import fill as fill_module\n"
+        "from pipeline import blocks as blocks_module\n"
         "from tests.pipeline.filling import fill, job_of\n"
-        "fill_module.BLOCK_NBYTES = 20_000\n"
+        "blocks_module.BLOCK_WEIGHTS = 20_000\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)\n"
         "fill(job_of(sys.argv[1], sys.argv[2]), 3, n_threads=1)\n"
     )
@@ -379,11 +381,12 @@ def test_a_file_size_limit_is_told_and_finished_blocks_stay(job, digests):
 
 SLOW_FILL = """
 import os, signal, sys, time
+from pipeline import blocks as blocks_module
 from pipeline import fill as fill_module
 from pipeline.fill import FillEvents
 from tests.pipeline.filling import fill, job_of
 
-fill_module.BLOCK_NBYTES, fill_module.BYTE_TILE_WEIGHTS = 200_000, 256
+blocks_module.BLOCK_WEIGHTS, fill_module.BYTE_TILE_WEIGHTS = 200_000, 256
 
 n_tiles = 0
 
@@ -455,6 +458,7 @@ def test_an_event_that_raises_ends_the_fill(job):
 HUGE_FILL = """
 import json, resource, sys
 from pathlib import Path
+from pipeline import blocks as blocks_module
 from pipeline import fill as fill_module
 from tests.pipeline.filling import PeakAnonymous, fill_huge_table, status_nbytes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.blocks import blocks_of
 from pipeline.errors import FormatError, Problems, TypeRuleError
-from pipeline.fill import blocks_of
 from pipeline.gguf.header import TensorInfo, encode_header
 from pipeline.gguf.keys import ValueType, array, u32
 from pipeline.gguf.model_file import GgufModel, read_draft, read_model

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipeline.fill import blocks_of
+from pipeline.blocks import blocks_of
 from pipeline.store import ShardStore
 from tasks.job import Job, JobParameters
 from tests.pipeline.filling import CHILDREN, Nth, dying, refusing

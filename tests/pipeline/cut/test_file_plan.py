@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.blocks import blocks_of_shard
 from pipeline.budget import final_items, plan_items
 from pipeline.cut.file_plan import plan_of_file
 from pipeline.errors import SourceError
-from pipeline.fill import blocks_of_shard
 from pipeline.gguf.as_source import as_checkpoint
 from pipeline.gguf.model_file import read_model
 from pipeline.model.layout import Layout

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import blocks as blocks_module
 from pipeline import files
-from pipeline import fill as fill_module
 from pipeline.cut.write import Cut, side_by_side
 from pipeline.errors import OutputError, SourceError, VerifyError
 from pipeline.gguf.model_file import read_model
@@ -63,7 +63,7 @@ def test_several_lists_give_the_bytes_of_one_after_the_other(whole, tmp_path):
 
 def test_blocks_of_all_lists_are_begun_in_the_order_of_what_they_read(whole, tmp_path, monkeypatch):
     """So a byte that several want is at hand when the last of them comes for it."""
-    monkeypatch.setattr(fill_module, "BLOCK_NBYTES", 500)
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", 768)
     job = begun(whole, tmp_path / "out", keep_of(5), keep_of(6), keep_of(N_EXPERTS, n_layers=6))
     stack = job.whole.shards[EXPERTS].tensors[0]
     cuts = [Cut(variant.shards[EXPERTS], object()) for variant in job.variants]
@@ -76,7 +76,7 @@ def test_blocks_of_all_lists_are_begun_in_the_order_of_what_they_read(whole, tmp
         order.append(entries[block.begin // n_rows] * n_rows + block.begin % n_rows)
         starts[id(part)].append(block.offset)
     assert order == sorted(order)
-    assert len(order) == sum(map(len, starts.values())) == 12 + 14 + 16
+    assert len(order) == sum(map(len, starts.values())) == 14 + 16 + 19
     assert all(offsets == sorted(offsets) for offsets in starts.values())
 
 
@@ -157,7 +157,7 @@ def test_a_full_disk_stops_it_and_the_next_run_goes_on(whole, tmp_path, monkeypa
     wanted = begun(whole, tmp_path / "wanted", keep_of(5), keep_of(3))
     shard_task(wanted, EXPERTS).run()
     job = begun(whole, tmp_path / "out", keep_of(5), keep_of(3))
-    monkeypatch.setattr(fill_module, "BLOCK_NBYTES", 1000)
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", 1_024)
     real, calls = files._pwrite, iter(range(30))
 
     def full(*arguments):
@@ -197,7 +197,7 @@ def test_lists_of_one_number_share_no_stacks(whole, tmp_path):
 
 def fill_slowly(path, lists, out, no, log):
     """Cut one file in a process of its own, small blocks, a pause after each."""
-    fill_module.BLOCK_NBYTES = 1_000
+    blocks_module.BLOCK_WEIGHTS = 1_024
     write = ShardPart.commit
 
     def commit(part, record):
@@ -214,7 +214,7 @@ def fill_slowly(path, lists, out, no, log):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_change_no_byte_and_cost_no_finished_block(whole, tmp_path, monkeypatch, seed):
-    monkeypatch.setattr(fill_module, "BLOCK_NBYTES", 1_000)
+    monkeypatch.setattr(blocks_module, "BLOCK_WEIGHTS", 1_024)
     keeps = keep_of(5), keep_of(3)
     wanted = begun(whole, tmp_path / "wanted", *keeps)
     shard_task(wanted, EXPERTS).run()
