@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from pipeline.blocks import blocks_from
 from pipeline.budget import (
     Budget,
     Item,
@@ -29,7 +30,6 @@ from pipeline.experts.keep import KeepList, compose
 from pipeline.experts.keep_json import read_keep_json
 from pipeline.experts.keys import keep_keys
 from pipeline.experts.routing import routing_of
-from pipeline.fill import blocks_from
 from pipeline.gguf.keys import KeyValue, text
 from pipeline.gguf.model_file import draft_stem
 from pipeline.model.config import ModelConfig
