@@ -1,14 +1,12 @@
 """An importance matrix for a model that lost experts: the entries of those that stay.
 
-GGUF form (llama.cpp ``tools/imatrix`` since pull request 9400): for each matrix ``X.in_sum2`` F32
-``[n_matrices, n_in]`` and ``X.counts`` F32 ``[n_matrices, 1]``. The form before it is read by
+The GGUF form is that of `pipeline.importance.gguf_form`; the one before it is cut by
 `pipeline.cut.imatrix_dat`. A quantizer refuses a matrix with another number of experts than the
 model; one with the entries in another order it takes without a word.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +17,12 @@ from pipeline import files
 from pipeline.cut.imatrix_dat import dat_pieces
 from pipeline.cut.pieces import Kept, Piece, picked, write_pieces
 from pipeline.errors import SourceError
-from pipeline.experts.importers.imatrix import open_imatrix
 from pipeline.experts.keep import KeepList
-from pipeline.gguf.header import ALIGNMENT_KEY, MAGIC, TensorInfo, encode_header, padded
+from pipeline.gguf.header import ALIGNMENT_KEY, TensorInfo, encode_header, padded
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.reader import GgufFile, GgufTensor
+from pipeline.importance.gguf_form import open_imatrix
+from pipeline.importance.matrix import is_gguf
 
 _STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight\.(in_sum2|counts)")
 
@@ -39,7 +38,7 @@ def cut_imatrix(path: Path, keep: KeepList, out: Path) -> int:
         FormatError: The file is damaged.
         OutputError: ``out`` cannot be written.
     """
-    n_cut, pieces = (_gguf_pieces if _is_gguf(path) else dat_pieces)(path, keep)
+    n_cut, pieces = (_gguf_pieces if is_gguf(path) else dat_pieces)(path, keep)
     if not n_cut:
         raise SourceError(
             "the importance matrix knows none of the model's experts",
@@ -48,13 +47,6 @@ def cut_imatrix(path: Path, keep: KeepList, out: Path) -> int:
         )
     write_pieces(path, pieces, out)
     return n_cut
-
-
-def _is_gguf(path: Path) -> bool:
-    with files.reading(path) as fd:
-        head = bytearray(min(len(MAGIC), os.fstat(fd).st_size))
-        files.read_exact(fd, memoryview(head), 0, path)
-    return head == MAGIC
 
 
 def _gguf_pieces(path: Path, keep: KeepList) -> tuple[int, Sequence[Piece]]:

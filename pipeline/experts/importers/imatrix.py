@@ -1,9 +1,7 @@
 """What an importance matrix tells of experts: how often each was used, and a stand-in for norms.
 
-llama.cpp's GGUF form (``tools/imatrix``): for each tensor ``X.counts`` F32 ``[n_matrices, 1]`` and
-``X.in_sum2`` F32 ``[n_matrices, n_in]``, the sum of squares of what the matrix was multiplied with.
-Of a stack of experts the count is the number of tokens routed to each. Gates and outputs are not in
-it, so REAP is not either.
+Of a stack of experts the count (see `pipeline.importance.gguf_form`) is the number of tokens routed
+to each. Gates and outputs are not in it, so REAP is not either.
 """
 
 from __future__ import annotations
@@ -20,15 +18,14 @@ from pipeline.experts.honesty import Honesty
 from pipeline.experts.importers.layers import stack_layers
 from pipeline.experts.origin import origin_of
 from pipeline.experts.saliency import F64, SaliencyTable, Sum, count_top_k
-from pipeline.files import read_bytes
-from pipeline.gguf.reader import GgufFile, GgufTensor, read_gguf
+from pipeline.gguf.reader import GgufFile
+from pipeline.importance.gguf_form import IMATRIX, open_imatrix, read_floats
 
-KIND = "imatrix"
+KIND = IMATRIX
 EAN_RMS_KIND = "proxy-ean-rms-imatrix"
 
 F32 = NDArray[np.float32]
 
-_TYPE_KEY = "general.type"
 _STACK = re.compile(r"blk\.(\d+)\.ffn_(down|up|gate|gate_up)_exps\.weight\.counts")
 _EXACT = 1 << 24
 """Whole numbers up to here are exact in 32-bit floats."""
@@ -71,7 +68,7 @@ def down_input_squares(path: Path, layer: int) -> F32:
     name = f"blk.{layer}.ffn_down_exps.weight.in_sum2"
     if name not in file.tensors:
         raise SourceError(f"the imatrix has no inputs of layer {layer}'s experts", file=path)
-    return _floats(file, file.tensors[name])
+    return read_floats(file, file.tensors[name])
 
 
 def with_ean_rms(
@@ -117,25 +114,6 @@ def with_ean_rms(
     )
 
 
-def open_imatrix(path: Path) -> GgufFile:
-    """The header of a GGUF importance matrix.
-
-    Raises:
-        SourceError: It is another kind of GGUF.
-        FormatError: The file is damaged.
-    """
-    file = read_gguf(path)
-    kind = file.key_values.get(_TYPE_KEY)
-    if kind is None or kind.value != KIND:
-        raise SourceError(
-            "this GGUF file is no importance matrix",
-            file=path,
-            expected=f"{_TYPE_KEY} {KIND}",
-            found="nothing" if kind is None else kind.value,
-        )
-    return file
-
-
 def _expert_counts(file: GgufFile) -> Mapping[int, F64]:
     """Counts of every layer; the stacks of a layer saw the same tokens."""
     rows: dict[int, F64] = {}
@@ -143,7 +121,7 @@ def _expert_counts(file: GgufFile) -> Mapping[int, F64]:
         match = _STACK.fullmatch(name)
         if match is None:
             continue
-        layer, counts = int(match[1]), _floats(file, tensor).reshape(-1).astype(np.float64)
+        layer, counts = int(match[1]), read_floats(file, tensor).reshape(-1).astype(np.float64)
         if not np.array_equal(rows.setdefault(layer, counts), counts):
             raise SourceError(
                 f"the stacks of layer {layer} were used by different tokens",
@@ -159,16 +137,4 @@ def _tokens(file: GgufFile, n_layers: int) -> tuple[int, ...] | None:
     names = [f"blk.{layer}.ffn_gate_inp.weight.counts" for layer in range(n_layers)]
     if not all(name in file.tensors for name in names):
         return None
-    return tuple(round(float(_floats(file, file.tensors[name]).max())) for name in names)
-
-
-def _floats(file: GgufFile, tensor: GgufTensor) -> F32:
-    if tensor.type.name != "F32" or len(tensor.ne) > 2:
-        raise SourceError(
-            "an importance matrix holds F32 matrices only",
-            file=file.path,
-            tensor=tensor.name,
-            found=f"{tensor.type.name} {tensor.shape}",
-        )
-    content = read_bytes(file.path, tensor.offset, tensor.nbytes)
-    return np.frombuffer(content, "<f4").reshape(tensor.shape).astype(np.float32, copy=False)
+    return tuple(round(float(read_floats(file, file.tensors[name]).max())) for name in names)

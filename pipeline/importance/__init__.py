@@ -1,0 +1,1 @@
+"""Importance matrices: which columns of a matrix matter most, measured on text."""
