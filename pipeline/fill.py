@@ -23,10 +23,10 @@ from pipeline.errors import QuantmillError
 from pipeline.gguf.committer import outlast_interrupts
 from pipeline.gguf.journal import BlockRecord
 from pipeline.gguf.part import ShardPart
-from pipeline.model.targets.tensor import TargetTensor
+from pipeline.importance.columns import Importance, no_importance
 from pipeline.plan import Transform
 from pipeline.quant.backend import Quantizer
-from pipeline.quant.guard import check_rows
+from pipeline.quant.guard import check_rows, takes_importance
 from pipeline.source.reader import SourceReader
 from pipeline.source.spec import MatrixRef
 
@@ -45,14 +45,6 @@ MEMORY_THREAD_NBYTES = 16_000_000
 one tile as float32 (two for a product), its output bytes and the stored bytes they come from."""
 
 Floats = NDArray[np.float32]
-
-Importance = Callable[[TargetTensor], Floats | None]
-"""A tensor -> how much each column counts, ``[n_matrices, n_cols]``; nothing where all do alike."""
-
-
-def no_importance(target: TargetTensor) -> None:
-    """The `Importance` of a fill without a matrix."""
-    del target
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +209,8 @@ def _made_of(group: Sequence[Wanted]) -> list[_Made]:
     made: dict[object, _Made] = {}
     for one in group:
         tensor = one.block.tensor
-        weights = one.importance(tensor.target) if tensor.is_encoded else None
+        is_weighted = tensor.is_encoded and takes_importance(tensor.type)
+        weights = one.importance(tensor.target) if is_weighted else None
         row = None if weights is None else weights[one.block.no]
         kind = (tensor.transform, tensor.type, None if row is None else row.tobytes())
         made.setdefault(kind, _Made([], row)).wanted.append(one)

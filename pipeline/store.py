@@ -11,7 +11,7 @@ A spec holds just what the bytes depend on. Threads, paths and names stay out of
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -22,9 +22,10 @@ from pipeline.digest import sha256, spec_digest
 from pipeline.errors import OutputError
 from pipeline.gguf.journal import read_journal
 from pipeline.gguf.part import ShardDigests
-from pipeline.plan import PlannedShard, PlannedTensor, Transform
+from pipeline.measure import TensorError, read_error
+from pipeline.plan import PlannedShard, PlannedTensor
+from pipeline.quant.types import GgmlType
 from pipeline.source.spec import Picks
-from pipeline.verify import TensorError, read_error
 
 FORMAT_VERSION = 1
 """Raised by hand whenever the same plan and source would give other bytes."""
@@ -49,23 +50,29 @@ class ShardRecord:
 
 
 def shard_spec(
-    shard: PlannedShard, sources: Sequence[Sequence[object]], quantizer_version: str
+    shard: PlannedShard,
+    sources: Sequence[Sequence[object]],
+    version_of: Callable[[Iterable[GgmlType]], str],
+    *,
+    importance: Sequence[object] | None = None,
 ) -> str:
     """Digest of everything the bytes of ``shard`` depend on.
 
     Args:
         shard: The planned shard.
         sources: What identifies the content of each source file that it reads.
-        quantizer_version: The library that writes block types.
+        version_of: Name and version of the libraries that write these types.
+        importance: What identifies the importance matrix, for a shard that is made with one.
     """
-    encodes = any(t.transform in (Transform.ENCODE, Transform.PRODUCT) for t in shard.tensors)
+    encoded = {tensor.type for tensor in shard.tensors if tensor.is_encoded}
     return spec_digest(
         {
             "format": FORMAT_VERSION,
             "header": sha256(shard.header),
             "tensors": [_origin(tensor) for tensor in shard.tensors],
             "sources": [list(stamp) for stamp in sources],
-            "quantizer": quantizer_version if encodes else None,
+            "quantizer": version_of(encoded) if encoded else None,
+            **({} if importance is None else {"importance": list(importance)}),
         }
     )
 

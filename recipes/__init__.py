@@ -1,6 +1,7 @@
 """What a person runs: `luigi --module recipes <Task>`.
 
     RunRecipe      checkpoint -> verified GGUF shards, reports, inventory, manifest
+    RunRecipes     several recipes in one pass over the checkpoint
     TryLayers      a few layers of the same job, to see what they lose before the rest is fetched
     PlanRecipe     the same job from headers alone: exact bytes, nothing written
     InspectSource  index, shards and config of a checkpoint held against each other
@@ -42,6 +43,7 @@ from tasks.observe.experts import ObserveExperts, PlanObservation  # noqa: E402
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402
+from tasks.together import RunRecipes  # noqa: E402
 from tasks.trial import TryLayers  # noqa: E402
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "RecoverExperts",
     "Relayout",
     "RunRecipe",
+    "RunRecipes",
     "SelectExperts",
     "TryLayers",
     "VerifyOutput",

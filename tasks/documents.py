@@ -4,6 +4,7 @@ budget.md, budget.json, budget.png     the byte budget at each step
 <file>.inventory.json                  of target and draft: every tensor with offset, bytes, digest
 <file>.inv.json                        the planner's plain array
 recipe.json or keep.json               the recipe with its types resolved, or the keep list of a cut
+imatrix.json                           what the importance matrix knows, where one was used
 SHA256SUMS                             in the form `sha256sum --check` reads
 manifest.json                          written last: where it stands, the output is whole
 """
@@ -20,6 +21,8 @@ from pipeline.budget import Budget, Item, budget_of, final_items
 from pipeline.digest import sha256, spec_digest
 from pipeline.experts.keep_json import keep_spec
 from pipeline.gguf.model_file import GgufModel
+from pipeline.importance.coverage import coverage_json
+from pipeline.measure import TensorError
 from pipeline.plan import Plan, PlannedShard
 from pipeline.report.budget_json import budget_json
 from pipeline.report.budget_page import all_tables, budget_markdown
@@ -27,9 +30,10 @@ from pipeline.report.budget_report import overview_table
 from pipeline.report.error_report import error_table
 from pipeline.report.inventory import inventory, planner_array
 from pipeline.report.plan_report import shard_table
+from pipeline.report.requant_report import requant_tables
 from pipeline.report.tables import Table
+from pipeline.requant.twice import requantized
 from pipeline.store import ShardRecord
-from pipeline.verify import TensorError
 from tasks.described import Described
 from tasks.job import KEEP_NAME, Job
 from tasks.naming import MANIFEST, SUMS, sums_text
@@ -113,6 +117,7 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
     tables = (
         *all_tables(steps, output.model, left_out, items=items),
         *(shard_table(plan) for plan in output.plans),
+        *requant_tables(output.plans),
         *measured,
     )
     page = budget_markdown(output.name, output.plans, tables, left_out, chart="budget.png")
@@ -146,11 +151,14 @@ def told_of(job: Job) -> Told:
         request={"name": job.recipe.name},
         manifest={
             "recipe": job.recipe.model_dump(mode="json"),
-            "quantizer": f"{job.quantizer.name} {job.quantizer.version}",
+            "quantizer": job.quantizer.version_of(
+                {tensor.type for plan in job.plans for tensor in plan.tensors if tensor.is_encoded}
+            ),
         },
         documents={
             "recipe.json": _recipe(job),
             **({KEEP_NAME: keep_spec(job.recorded_keep)} if job.recorded_keep else {}),
+            **({"imatrix.json": coverage_json(job.coverage)} if job.coverage else {}),
         },
     )
 
@@ -171,12 +179,13 @@ def _layout(plan: Plan) -> str | None:
 
 
 def _source(job: Job) -> dict[str, object]:
-    checkpoint, second = job.checkpoint, job.source.second
+    grafts, notes = job.told_grafts(), job.notes()
     return {
-        **job.source.first.names,
-        **({"supplement": second.names} if second else {}),
+        **job.source.names,
         **job.source.identity,
-        "n_tensors": len(checkpoint.weight_map),
+        "n_tensors": len(job.source.checkpoint.weight_map),
+        **({"grafts": grafts} if grafts else {}),
+        **({"notes": list(notes)} if notes else {}),
     }
 
 
@@ -216,6 +225,7 @@ def _manifest(
         "source": finished.told.source,
         **finished.told.manifest,
         **_models(finished.files),
+        "requantized": [asdict(one) for one in requantized(output.plans)],
         "errors": [asdict(error) for error in finished.errors],
         "files": [*shards, *documents],
     }

@@ -9,7 +9,9 @@ import luigi
 
 from pipeline import files
 from pipeline.report.budget_page import all_tables
+from pipeline.report.importance_table import importance_tables
 from pipeline.report.plan_report import disk_table, shard_table
+from pipeline.report.requant_report import requant_tables
 from pipeline.report.tables import render_text
 from tasks.disk import disk_need, require_disk
 from tasks.naming import refuse_other_source
@@ -23,6 +25,9 @@ def plan_text(task: JobTask) -> str:
     tables = [
         *all_tables(job.budgets(), job.model, job.left_out(), items=job.planned_items()),
         *map(shard_table, job.plans),
+        *job.origin_tables(),
+        *requant_tables(job.plans),
+        *(importance_tables(job.coverage) if job.coverage else ()),
         disk_table(job.nbytes, disk_need(job), n_threads=task.n_threads),
     ]
     return "\n".join(render_text(table) for table in tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import luigi
 
@@ -13,13 +13,14 @@ from pipeline.budget import budget_of
 from pipeline.errors import OutputError, PlanError, QuantmillError, raise_problems
 from pipeline.fill import FillEvents, fill_blocks
 from pipeline.gguf.part import ShardPart
+from pipeline.measure import TensorError, check_errors, measure_errors, merged_errors
 from pipeline.model.roles import ROLE_TITLES
-from pipeline.plan import PlannedShard
+from pipeline.plan import PlannedShard, PlannedTensor
 from pipeline.source.reader import SourceReader
 from pipeline.store import ShardStore
-from pipeline.verify import TensorError, check_errors, measure_errors, merged_errors
 from tasks.described import Described
 from tasks.fetch import FetchFile
+from tasks.job import Job
 from tasks.parameters import JobTask
 from tasks.plan import AcceptPlan
 from tasks.progress import Progress
@@ -53,6 +54,48 @@ def refuse_errors(part: ShardPart, errors: Sequence[TensorError]) -> None:
     raise_problems(f"what was written to {part.part}", problems)
 
 
+def errors_of(
+    job: Job,
+    tensors: Sequence[PlannedTensor],
+    part: ShardPart,
+    source: SourceReader,
+    *,
+    has: Callable[[str], bool] = lambda _: True,
+) -> tuple[TensorError, ...]:
+    """What ``tensors`` of a filled part lost, where the source still ``has`` their matrices."""
+    return measure_errors(
+        tensors,
+        part.part,
+        source,
+        n_rows=SAMPLED_ROWS,
+        has=has,
+        importance=job.importance,
+        quantizer=job.quantizer,
+    )
+
+
+def finish(
+    job: Job,
+    no: int,
+    part: ShardPart,
+    *,
+    n_threads: int,
+    errors: Callable[[ShardPart], tuple[TensorError, ...]],
+) -> None:
+    """Make a filled part whole: read all back, measure, record, publish.
+
+    Raises:
+        VerifyError: Bytes on disk differ from those written, or from the source by too much.
+        OutputError: A block is missing, or the disk failed.
+    """
+    shard, spec = job.shards[no], job.shard_specs[no]
+    digests = part.read_back(spans_of(shard), n_threads=n_threads)
+    measured = errors(part)
+    refuse_errors(part, measured)
+    job.store.save(spec, part.part, digests, measured)
+    part.publish()
+
+
 def written_line(job: Described) -> str:
     """The budget of the shards that are whole so far, in one line."""
     whole = [no for no, spec in enumerate(job.shard_specs) if job.store.record(spec)]
@@ -75,6 +118,8 @@ class ShardTask(JobTask):
     supplement = luigi.Parameter(default="", significant=False)
     checksums = luigi.Parameter(default="", significant=False)
     keep = luigi.Parameter(default="", significant=False)
+    imatrix = luigi.Parameter(default="", significant=False)
+    graft = luigi.Parameter(default="", significant=False)
     no = luigi.IntParameter(significant=False)
     spec = luigi.Parameter()
 
@@ -121,7 +166,15 @@ class ShardTask(JobTask):
                 self.store.note(self.spec, slot, block)
 
             events = FillEvents(advanced=progress.advance, started=started)
-            fill_blocks(part, blocks, source, quantizer, n_threads=self.n_threads, events=events)
+            fill_blocks(
+                part,
+                blocks,
+                source,
+                quantizer,
+                n_threads=self.n_threads,
+                importance=self.job.importance,
+                events=events,
+            )
 
 
 class FillFrom(ShardTask):
@@ -150,12 +203,8 @@ class FillFrom(ShardTask):
         with SourceReader(checkpoint) as source, self.part(trusts_journal=True) as part:
             self.fill(part, source, blocks, f"{shard.file_name} from {self.file}")
             part.settle()
-            errors = measure_errors(
-                tensors,
-                part.part,
-                source,
-                n_rows=SAMPLED_ROWS,
-                has=lambda name: weight_map[name] == self.file,
+            errors = errors_of(
+                self.job, tensors, part, source, has=lambda name: weight_map[name] == self.file
             )
             refuse_errors(part, errors)
         self.store.save_errors(self.spec, self.file, errors)
@@ -170,7 +219,12 @@ class WriteShard(ShardTask):
         """A shown and accepted plan; with fetched sources, what each file gives to the shard."""
         self.shard  # noqa: B018 - raises when the plan is another one by now
         yield AcceptPlan(spec=self.job.spec, **self.passed_on())
-        for file in self._fetched():
+        if self.together:
+            # Imported here: shards are made together, and one by one where nothing is shared.
+            from tasks.together import FillTogether
+
+            yield FillTogether.of(self)
+        for file in self._fetched() if not self.together else ():
             yield FillFrom(no=self.no, spec=self.spec, file=file, **self.passed_on())
 
     def output(self) -> ShardTarget:
@@ -201,11 +255,7 @@ class WriteShard(ShardTask):
         with SourceReader(checkpoint) as source, self.part(trusts_journal=False) as part:
             self._require_sources(part, blocks)
             self.fill(part, source, blocks, shard.file_name)
-            digests = part.read_back(spans_of(shard), n_threads=self.n_threads)
-            errors = self._errors(part, source)
-            refuse_errors(part, errors)
-            self.store.save(self.spec, part.part, digests, errors)
-            part.publish()
+            finish(self.job, self.no, part, n_threads=self.n_threads, errors=self._errors(source))
 
     def _require_sources(self, part: ShardPart, blocks: Sequence[Block]) -> None:
         """Refuse to mend a block whose source was let go since.
@@ -228,18 +278,22 @@ class WriteShard(ShardTask):
         sources = self.job.sources
         return [f for f in self.job.files_of_shards[self.no] if sources.origin(f).is_remote]
 
-    def _errors(self, part: ShardPart, source: SourceReader) -> tuple[TensorError, ...]:
+    def _errors(self, source: SourceReader) -> Callable[[ShardPart], tuple[TensorError, ...]]:
         """Measured now, and for what came from fetched files when that was filled."""
         fetched, weight_map = set(self._fetched()), self.job.checkpoint.weight_map
-        here = measure_errors(
-            self.shard.tensors,
-            part.part,
-            source,
-            n_rows=SAMPLED_ROWS,
-            has=lambda name: weight_map[name] not in fetched,
-        )
-        earlier = (e for file in sorted(fetched) for e in self.store.errors(self.spec, file))
-        return merged_errors((*here, *earlier))
+
+        def measured(part: ShardPart) -> tuple[TensorError, ...]:
+            here = errors_of(
+                self.job,
+                self.shard.tensors,
+                part,
+                source,
+                has=lambda name: weight_map[name] not in fetched,
+            )
+            earlier = (e for file in sorted(fetched) for e in self.store.errors(self.spec, file))
+            return merged_errors((*here, *earlier))
+
+        return measured
 
 
 @ShardTask.event_handler(luigi.Event.PROCESS_FAILURE)  # type: ignore[untyped-decorator]

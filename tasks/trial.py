@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import luigi
 
 from pipeline.errors import RecipeError
+from pipeline.measure import TensorError, merged_errors
 from pipeline.report.error_report import error_table
 from pipeline.report.tables import render_text
-from pipeline.verify import TensorError, merged_errors
 from tasks.parameters import JobTask
 from tasks.shard import FillFrom
 from tasks.targets import PrintedTask

@@ -62,7 +62,7 @@ class Variant:
         """The identity of every shard."""
         wholes = self.whole.shards
         return tuple(
-            shard_spec(shard, [self.whole.stamp(whole)], "")
+            shard_spec(shard, [self.whole.stamp(whole)], lambda _: "")
             for shard, whole in zip(self.shards, wholes, strict=True)
         )
 

@@ -60,11 +60,11 @@ def job_of(source, out, recipe="native", layout=""):
     return Job(JobParameters(str(source), str(recipe), str(out), layout))
 
 
-def fill_shard(part, shard, source, quantizer, *, n_threads, events=None):
+def fill_shard(part, shard, source, quantizer, *, n_threads, **options):
     """Fill a whole shard and read it back, as `tasks.shard.WriteShard` does."""
     quantizer.prepare({tensor.type for tensor in shard.tensors if tensor.is_encoded})
     blocks = blocks_of_shard(shard)
-    fill_blocks(part, blocks, source, quantizer, n_threads=n_threads, events=events)
+    fill_blocks(part, blocks, source, quantizer, n_threads=n_threads, **options)
     return part.read_back(spans_of(shard), n_threads=n_threads)
 
 
@@ -76,7 +76,8 @@ def fill(job, no, *, n_threads=2, events=None, source=None):
         source or SourceReader(job.checkpoint) as reader,
         ShardPart(path, header=shard.header, nbytes=shard.nbytes, spec=spec) as part,
     ):
-        digests = fill_shard(part, shard, reader, job.quantizer, n_threads=n_threads, events=events)
+        options = {"importance": job.importance, "events": events}
+        digests = fill_shard(part, shard, reader, job.quantizer, n_threads=n_threads, **options)
         record = job.store.save(spec, part.part, digests)
         part.publish()
     return record

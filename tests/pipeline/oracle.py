@@ -68,8 +68,11 @@ class Oracle:
         return torch.cat([scales, nibbles[:, 0] | nibbles[:, 1] << 4], 1).numpy().tobytes()
 
 
-def encode(type_name, values):
-    """``values`` in a ggml type: by gguf-py where it has an encoder, else by ggml in one call."""
+def encode(type_name, values, importance=None):
+    """``values`` in a ggml type: by gguf-py where it has an encoder, else by ggml in one call.
+
+    ``importance``: [columns], for all rows.
+    """
     ggml_type = gguf.GGMLQuantizationType[type_name]
     if type_name in PLAIN:
         return gguf.quants.quantize(values, ggml_type).tobytes()
@@ -83,7 +86,7 @@ def encode(type_name, values):
         ctypes.c_int64(0),
         ctypes.c_int64(values.shape[0]),
         ctypes.c_int64(values.shape[1]),
-        None,
+        None if importance is None else importance.ctypes.data_as(ctypes.c_void_p),
     )
     return out.tobytes()
 

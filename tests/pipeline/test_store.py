@@ -12,10 +12,10 @@ import pytest
 from pipeline import files
 from pipeline.errors import OutputError
 from pipeline.gguf.part import ShardDigests
+from pipeline.measure import TensorError
 from pipeline.model.roles import Role
 from pipeline.plan import Transform
 from pipeline.store import ShardRecord, ShardStore, shard_spec
-from pipeline.verify import TensorError
 from tests.pipeline.filling import MIXED, Nth, job_of, refusing
 
 SPEC = "c" * 64
@@ -148,7 +148,7 @@ class TestShardSpec:
 
     @staticmethod
     def specs(job, version="1"):
-        return [shard_spec(shard, stamps(job, shard), version) for shard in job.shards]
+        return [shard_spec(shard, stamps(job, shard), lambda _: version) for shard in job.shards]
 
     def test_it_depends_on_nothing_but_plan_and_source(self, job, small_miniature, tmp_path):
         other = job_of(small_miniature, tmp_path / "another folder")
@@ -196,7 +196,16 @@ class TestShardSpec:
         other = dataclasses.replace(shard, tensors=tensors)
         assert other.header == shard.header
         stamped = stamps(job, shard)
-        assert shard_spec(other, stamped, "1") != shard_spec(shard, stamped, "1")
+        ours, theirs = (shard_spec(one, stamped, lambda _: "1") for one in (other, shard))
+        assert ours != theirs
+
+    def test_importance_is_part_of_it(self, job):
+        shard = job.shards[0]
+        specs = [
+            shard_spec(shard, stamps(job, shard), lambda _: "1", importance=importance)
+            for importance in (None, ["a", 1.0], ["a", 2.0])
+        ]
+        assert len(set(specs)) == 3
 
 
 def test_a_record_is_plain_json(whole):
@@ -217,6 +226,9 @@ def test_a_record_is_plain_json(whole):
                 "squared_error": 0.25,
                 "squared_norm": 12.5,
                 "limit": 0.3,
+                "weighted_error": 0.0,
+                "weighted_norm": 0.0,
+                "weighted_without": 0.0,
             }
         ],
     }

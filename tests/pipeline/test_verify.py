@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import verify
+from pipeline import measure
+from pipeline.gguf.digests import check_digests
 from pipeline.gguf.keys import text
 from pipeline.gguf.part import ShardPart
+from pipeline.measure import TensorError, check_errors, errors_by_role, measure_errors, sample_rows
 from pipeline.model.form import V41_FORK
 from pipeline.model.layout import Layout
 from pipeline.model.roles import Role
@@ -23,15 +25,7 @@ from pipeline.quant.types import TYPES
 from pipeline.source.checkpoint import open_checkpoint
 from pipeline.source.reader import SourceReader
 from pipeline.source.spec import Codec, MatrixRef
-from pipeline.verify import (
-    TensorError,
-    check_digests,
-    check_errors,
-    errors_by_role,
-    measure_errors,
-    sample_rows,
-    verify_files,
-)
+from pipeline.verify import verify_files
 from tests.gguf_builder import released_config, small_plan, write_plan
 from tests.pipeline.filling import fill_shard
 from tests.pipeline.tiny_shards import write_checkpoint
@@ -221,7 +215,7 @@ def test_error_is_that_of_a_plain_computation(plan, filled, source):
 @pytest.mark.parametrize("tile", [256, 3 * 256, 1 << 18])
 def test_tiles_do_not_change_the_sums(plan, filled, source, monkeypatch, tile):
     wanted = measured(plan, filled, source)
-    monkeypatch.setattr(verify, "TILE_WEIGHTS", tile)
+    monkeypatch.setattr(measure, "TILE_WEIGHTS", tile)
     for name, error in measured(plan, filled, source).items():
         assert error.squared_error == pytest.approx(wanted[name].squared_error)
         assert error.n_rows == wanted[name].n_rows
@@ -322,7 +316,9 @@ def test_zeros_in_the_source_must_stay_zeros():
     assert not replace(kept, squared_error=1e-30).is_within
 
 
-def test_types_of_ik_are_left_out(plan, filled, source):
+def test_types_that_cannot_be_decoded_are_left_out(plan, filled, source, monkeypatch):
+    """Those of ik_llama.cpp, where its library is not installed."""
+    monkeypatch.setattr(measure, "can_decode", lambda ggml_type: ggml_type.family == "mainline")
     shard = plan.shards[0]
     ik = replace(shard.tensors[0], type=TYPES["IQ4_K"])
     tensors = (ik, *shard.tensors[1:])

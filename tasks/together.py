@@ -1,0 +1,182 @@
+"""Several recipes in one pass: the source is read and decoded once for all of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Self
+
+import luigi
+
+from pipeline import files
+from pipeline.blocks import blocks_of_shard
+from pipeline.errors import OutputError, RecipeError
+from pipeline.fill import FillEvents, Wanted, fill_together, grouped
+from pipeline.gguf.part import ShardPart
+from pipeline.measure import TensorError
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.header import SourceFile
+from pipeline.source.reader import SourceReader
+from tasks.fetch import FetchFile
+from tasks.job import Job, open_job
+from tasks.output import RunRecipe
+from tasks.parameters import HABITS, IDENTITY, JobTask
+from tasks.plan import AcceptPlan
+from tasks.progress import Progress
+from tasks.shard import errors_of, finish
+from tasks.targets import ConditionTarget
+
+
+def recipes_of(words: str) -> list[str]:
+    """The recipes that a comma-separated list names.
+
+    Raises:
+        RecipeError: There are none, or one stands there twice.
+    """
+    names = [word.strip() for word in words.split(",") if word.strip()]
+    if not names or len(set(names)) < len(names):
+        raise RecipeError(
+            "--recipe must name recipes, each once",
+            expected="names or files, separated by commas",
+            found=repr(words),
+        )
+    return names
+
+
+class RunRecipes(JobTask):
+    """`RunRecipe` for several recipes: the same files as one by one, in one pass over the source.
+
+    Tensors that are the same in several files are quantized once; files that are the same lie on
+    the disk once.
+    """
+
+    recipe = luigi.Parameter(description="recipes, separated by commas")
+
+    def requires(self) -> Iterator[RunRecipe]:
+        """The finished output of each recipe."""
+        for name in recipes_of(self.recipe):
+            yield RunRecipe(**{**self.passed_on(), "recipe": name, "together": self.recipe})
+
+    def complete(self) -> bool:
+        """Whether every output is whole."""
+        return all(task.complete() for task in self.requires())
+
+
+class FillTogether(JobTask):
+    """Every shard of every recipe, made whole."""
+
+    together = luigi.Parameter()
+    priority = 20
+
+    @classmethod
+    def of(cls, task: JobTask) -> Self:
+        """The one pass that ``task`` is part of."""
+        shared = {name: getattr(task, name) for name in (*IDENTITY, *HABITS)}
+        return cls(**{**shared, "recipe": recipes_of(task.together)[0]})
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The job of each recipe."""
+        names = recipes_of(self.together)
+        return [open_job(replace(self.job_parameters, recipe=name)) for name in names]
+
+    def requires(self) -> Iterator[luigi.Task]:
+        """Every plan accepted, and every source file here.
+
+        Raises:
+            OutputError: Sources are to be let go, which needs one pass per file.
+        """
+        fetched: dict[str, FetchFile] = {}
+        for job, name in zip(self.jobs, recipes_of(self.together), strict=True):
+            passed = {**self.passed_on(), "recipe": name}
+            yield AcceptPlan(spec=job.spec, **passed)
+            for file in job.sources.fetched():
+                fetched.setdefault(file, FetchFile(file=file, **passed))
+        if fetched and self.lets_go:
+            raise OutputError(
+                "several recipes in one pass need the whole source at hand",
+                next_step="Leave --keep-source no out, or run the recipes one after another.",
+            )
+        yield from fetched.values()
+
+    def output(self) -> ConditionTarget:
+        """All shards are recorded."""
+        return ConditionTarget(lambda: not self._missing())
+
+    def run(self) -> None:
+        """Fill all parts from the same source rows, then make each whole."""
+        missing = {
+            spec: place for spec, place in self._missing().items() if not self.store.revive(spec)
+        }
+        self._require_disk(missing)
+        with SourceReader(self._readable()) as source, ExitStack() as stack:
+            parts = [(job, no, stack.enter_context(_part(job, no))) for job, no in missing.values()]
+            self._fill(parts, source)
+            for job, no, part in parts:
+                errors = partial(_errors, job, no, source)
+                finish(job, no, part, n_threads=self.n_threads, errors=errors)
+
+    def _missing(self) -> dict[str, tuple[Job, int]]:
+        """Shards that are not whole, once each, however many recipes share them."""
+        return {
+            spec: (job, no)
+            for job in self.jobs
+            for no, spec in enumerate(job.shard_specs)
+            if self.store.record(spec) is None
+        }
+
+    def _readable(self) -> Checkpoint:
+        """One checkpoint with what any of the jobs reads: recipes without a draft see less."""
+        widest = max((job.sources.readable() for job in self.jobs), key=lambda c: len(c.weight_map))
+        at_hand: dict[str, SourceFile] = {}
+        for job in self.jobs:
+            readable = job.sources.readable()
+            at_hand |= {name: readable.files[name] for name in job.sources.needed}
+        return replace(widest, files={**widest.files, **at_hand})
+
+    def _require_disk(self, missing: dict[str, tuple[Job, int]]) -> None:
+        """Refuse what does not fit: each plan was accepted as if it were alone.
+
+        Raises:
+            OutputError: With the bytes needed and free.
+        """
+        needed = sum(
+            job.shards[no].nbytes - files.allocated_nbytes(self.store.part(spec))
+            for spec, (job, no) in missing.items()
+        )
+        free = files.free_nbytes(self.jobs[0].folder)
+        if needed > free:
+            raise OutputError(
+                "the recipes do not fit on the disk together",
+                file=self.out,
+                expected=f"{needed:,} bytes free ({needed / 1e9:.3f} GB)",
+                found=f"{free:,} bytes ({free / 1e9:.3f} GB)",
+                next_step="Free some space, choose another --out, or run fewer at a time.",
+            )
+
+    def _fill(self, parts: Sequence[tuple[Job, int, ShardPart]], source: SourceReader) -> None:
+        wanted = [
+            Wanted(part, block, job.importance)
+            for job, no, part in parts
+            for block in blocks_of_shard(job.shards[no])
+        ]
+        quantizer = self.job.quantizer
+        quantizer.prepare({w.block.tensor.type for w in wanted if w.block.tensor.is_encoded})
+        nbytes = sum(one.block.nbytes for one in wanted)
+        with Progress(f"{len(parts)} shards together", nbytes) as progress:
+            events = FillEvents(
+                advanced=progress.advance, started=lambda _, block: progress.at(block)
+            )
+            groups = grouped(wanted)
+            fill_together(groups, source, quantizer, n_threads=self.n_threads, events=events)
+
+
+def _part(job: Job, no: int) -> ShardPart:
+    shard, spec = job.shards[no], job.shard_specs[no]
+    return ShardPart(job.store.path(spec), header=shard.header, nbytes=shard.nbytes, spec=spec)
+
+
+def _errors(job: Job, no: int, source: SourceReader, part: ShardPart) -> tuple[TensorError, ...]:
+    return errors_of(job, job.shards[no].tensors, part, source)
