@@ -20,12 +20,17 @@ from pipeline.errors import RecipeError
 OWN = "recipe"
 """pydantic's error type of the mistakes that this project's own rules find."""
 
+LISTS = ("override", "graft")
+"""The tables of a recipe of which there may be several."""
+
 _MOST_SHOWN = 80
 
 _KINDS = {
     "string_type": ("not text", "text in quotes"),
     "int_type": ("not a whole number", "a whole number without quotes, such as 45_000_000_000"),
     "int_from_float": ("not a whole number", "a whole number, such as 45_000_000_000"),
+    "float_type": ("not a number", "a number without quotes, such as 1.0"),
+    "bool_type": ("not true or false", "true or false, without quotes"),
 }
 """pydantic's error type -> (what is wrong with the value, what is asked for)."""
 
@@ -66,7 +71,7 @@ def describe(path: Path, error: ErrorDetails, keys: Mapping[str, Sequence[str]])
     if kind == OWN:
         what, expected = context["what"], context["expected"]
     elif kind in ("model_type", "tuple_type"):
-        what, expected = _wrong_shape(str(loc[-1]), is_table=kind == "model_type")
+        what, expected = _wrong_shape(loc, is_table=kind == "model_type")
     else:
         what, expected = _KINDS.get(kind, (error["msg"], None))
     return RecipeError(
@@ -81,13 +86,13 @@ def describe(path: Path, error: ErrorDetails, keys: Mapping[str, Sequence[str]])
 def _unknown_key(
     path: Path, loc: Sequence[int | str], keys: Mapping[str, Sequence[str]]
 ) -> RecipeError:
-    key, table = str(loc[-1]), str(loc[0]) if len(loc) > 1 else ""
+    key, table = str(loc[-1]), ".".join(step for step in loc[:-1] if isinstance(step, str))
     close = did_you_mean(key, keys[table])
     # A key below the header of another table is the commonest slip in TOML.
     homes = [name for name, known in keys.items() if key in known and name != table]
     belongs = "to the top of the file, above every [table]"
     if homes and homes[0]:
-        belongs = f"in [{homes[0]}]"
+        belongs = f"in [[{homes[0]}]]" if homes[0] in LISTS else f"in [{homes[0]}]"
     return RecipeError(
         f"unknown key {_place(loc)}",
         file=path,
@@ -101,21 +106,24 @@ def _missing(
 ) -> RecipeError:
     steps = {
         "roles": "Every role must get a type.",
-        "override": "An override is a pattern `match` and a `type`.",
+        "override": "An override is a `type` and what it is for.",
+        "graft": "A graft is what is taken and where it is taken `from`.",
     }
     if len(loc) == 1:
         what, expected = f"the table [{loc[0]}] is missing", ", ".join(keys[str(loc[0])])
     else:
         what = f"the key {_place(loc)} is missing"
-        expected = "a pattern" if loc[-1] == "match" else "a type"
+        expected = "a path or a label" if loc[0] == "graft" else "a type"
     return RecipeError(what, file=path, expected=expected, next_step=steps.get(str(loc[0])))
 
 
-def _wrong_shape(key: str, *, is_table: bool) -> tuple[str, str]:
+def _wrong_shape(loc: Sequence[int | str], *, is_table: bool) -> tuple[str, str]:
+    key = ".".join(step for step in loc if isinstance(step, str))
     if is_table:
-        return "not a table", f"a table: keys below a line [{key}]"
-    if key == "override":
-        return "not a list of tables", "tables, each below a line [[override]]"
+        line = f"[[{key}]]" if key in LISTS else f"[{key}]"
+        return "not a table", f"a table: keys below a line {line}"
+    if key in LISTS:
+        return "not a list of tables", f"tables, each below a line [[{key}]]"
     return "not a list", "a list in brackets"
 
 

@@ -1,142 +1,51 @@
 """The recipe file: TOML, checked whole, every mistake reported at once.
 
 A recipe gives one type to every role, refines it by sub-role and by `[[override]]`, and says how
-the output is laid out. Precedence: the first override that matches a tensor's name, else its
-sub-role, else its role. Tensors that must stay F32 are F32 without being mentioned.
+the output is laid out. Precedence: the first override that selects a tensor, else its sub-role,
+else its role. Tensors that must stay F32 are F32 without being mentioned. A recipe may extend
+another one: what it says wins, key by key.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from pipeline import files
 from pipeline.errors import RecipeError, raise_problems
-from pipeline.model.layout import Layout
-from pipeline.model.roles import SubRole
+from pipeline.recipe.budget_table import BudgetTable, ByRole, Machine
+from pipeline.recipe.load import (
+    EXTENDS,
+    FindParent,
+    RawFile,
+    RawTable,
+    beside,
+    frozen,
+    merged,
+    read_chain,
+)
 from pipeline.recipe.mistakes import describe
 from pipeline.recipe.mistakes import did_you_mean as did_you_mean
-from pipeline.recipe.values import (
-    Allowance,
-    DraftMode,
-    DraftModeName,
-    ExpertCount,
-    LayoutName,
-    Name,
-    Pattern,
-    ShardSize,
-    TypeName,
+from pipeline.recipe.selection import Graft as Graft
+from pipeline.recipe.selection import Override as Override
+from pipeline.recipe.tables import DraftTable as DraftTable
+from pipeline.recipe.tables import (
+    ExpertsTable,
+    ImatrixTable,
+    OutputTable,
+    SourceTable,
+    Table,
 )
+from pipeline.recipe.tables import Roles as Roles
+from pipeline.recipe.tables import SubRoles as SubRoles
+from pipeline.recipe.values import Allowance, DraftMode, Name
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Roles(_Table):
-    """A type for each role of the target file; models without an engram need none for it."""
-
-    routed: TypeName
-    engram: TypeName | None = None
-    attention: TypeName
-    embedding: TypeName
-    shared: TypeName
-
-
-class SubRoles(_Table):
-    """Types that refine a role; all optional."""
-
-    routed_gate: TypeName | None = None
-    routed_up: TypeName | None = None
-    routed_down: TypeName | None = None
-    engram_table: TypeName | None = None
-    engram_dense: TypeName | None = None
-    engram_gate: TypeName | None = None
-    attention: TypeName | None = None
-    indexer: TypeName | None = None
-    compressor: TypeName | None = None
-    hyper_connection: TypeName | None = None
-    token_embd: TypeName | None = None
-    output: TypeName | None = None
-    router: TypeName | None = None
-    norm: TypeName | None = None
-    bias: TypeName | None = None
-    shared_gate: TypeName | None = None
-    shared_up: TypeName | None = None
-    shared_down: TypeName | None = None
-
-    def type_of(self, sub_role: SubRole) -> str | None:
-        """The type this table gives to ``sub_role``, if any."""
-        return getattr(self, sub_role.value, None)
-
-
-class Override(_Table):
-    """A type for the tensors whose GGUF name ``match`` is found in (`re.search`)."""
-
-    match: Pattern
-    type: TypeName
-
-
-class ExpertsTable(_Table):
-    """Which routed experts of the trunk stay; all of them without it.
-
-    ``keep`` is a file: a keep list; the command line may name another. ``n_keep`` is how many of a
-    layer the recipe is made for, so that a list of another length is noticed.
-    """
-
-    keep: str | None = None
-    n_keep: ExpertCount | None = None
-
-
-class SourceTable(_Table):
-    """Where the checkpoint comes from, when the command line does not say."""
-
-    path: str | None = None
-
-
-class DraftTable(_Table):
-    """What becomes of the MTP/DSpark module, and the types of its file.
-
-    The target file never holds it: engines load it from a file of its own (``keep``), and want no
-    tensor too many in the target. ``only`` makes that file and no target, ``drop`` leaves it out.
-    The types that stand here when nothing is said are those of the published draft.
-    """
-
-    mode: DraftModeName = DraftMode.KEEP
-    routed: TypeName = "MXFP4"
-    attention: TypeName = "Q8_0"
-    shared: TypeName = "Q8_0"
-    hyper_connection: TypeName = "F32"
-    router: TypeName = "BF16"
-    draft_input: TypeName = "Q8_0"
-    markov: TypeName = "BF16"
-    confidence: TypeName = "BF16"
-    routed_gate: TypeName | None = None
-    routed_up: TypeName | None = None
-    routed_down: TypeName | None = None
-    shared_gate: TypeName | None = None
-    shared_up: TypeName | None = None
-    shared_down: TypeName | None = None
-
-    def type_of(self, sub_role: SubRole) -> tuple[str, str]:
-        """The key that gives ``sub_role`` its type, and that type."""
-        named = getattr(self, sub_role.value)
-        key = sub_role.value if named else sub_role.value.split("_")[0]
-        return key, named or getattr(self, key)
-
-
-class OutputTable(_Table):
-    """How the output is laid out."""
-
-    layout: LayoutName = Layout.MAINLINE
-    shard_nbytes: ShardSize = 45_000_000_000
-
-
-class Recipe(_Table):
-    """One recipe file. ``name`` is the file's stem unless it says otherwise."""
+class Recipe(Table):
+    """One recipe. ``name`` is the file's stem unless it says otherwise."""
 
     name: Name
     description: str = ""
@@ -145,91 +54,143 @@ class Recipe(_Table):
     """Only a recipe that makes nothing but a draft has none."""
     sub_roles: SubRoles = SubRoles()
     override: tuple[Override, ...] = ()
+    graft: tuple[Graft, ...] = ()
+    imatrix: ImatrixTable = ImatrixTable()
     experts: ExpertsTable = ExpertsTable()
     source: SourceTable = SourceTable()
     draft: DraftTable = DraftTable()
     output: OutputTable = OutputTable()
+    budget: BudgetTable | None = None
+
+    @property
+    def makes_target(self) -> bool:
+        """Whether anything but a draft is made."""
+        return self.draft.mode is not DraftMode.ONLY
+
+    def without_budget(self) -> Self:
+        """The same recipe, whose types count as they stand."""
+        return self.model_copy(update={"budget": None})
 
 
 _ADAPTER = TypeAdapter(Recipe)
 
-_TABLES: Mapping[str, type[_Table]] = {
+_TABLES: Mapping[str, type[Table]] = {
     "": Recipe,
     "roles": Roles,
     "sub_roles": SubRoles,
     "override": Override,
+    "graft": Graft,
+    "imatrix": ImatrixTable,
     "experts": ExpertsTable,
     "source": SourceTable,
     "draft": DraftTable,
     "output": OutputTable,
+    "budget": BudgetTable,
+    "budget.types": ByRole,
+    "budget.weights": ByRole,
+    "budget.machine": Machine,
 }
-_KEYS = {name: tuple(table.model_fields) for name, table in _TABLES.items()}
+
+
+def _keys(table: type[Table]) -> tuple[str, ...]:
+    return tuple(field.alias or name for name, field in table.model_fields.items())
+
+
+KEYS = {name: _keys(table) for name, table in _TABLES.items()}
 """The keys that each table of a recipe knows."""
+KEYS[""] = (*KEYS[""], EXTENDS)
 
 
-def load_recipe(path: Path) -> Recipe:
+def load_recipe(path: Path, find: FindParent = beside) -> Recipe:
     """The recipe in the TOML file at ``path``.
 
+    Args:
+        path: The file.
+        find: Which file a recipe extends, given the word that it says and its own path.
+
     Raises:
-        SourceError: The file cannot be read.
-        RecipeError: It is no TOML, or breaks the schema; several mistakes come as `Problems`.
+        SourceError: A file cannot be read.
+        RecipeError: It is no TOML, breaks the schema, or extends a recipe that is not there or
+            itself; several mistakes come as `Problems`, each with the file in which it stands.
     """
-    return parse_recipe(files.read_bytes(path), path)
+    return parse_recipe(files.read_bytes(path), path, find)
 
 
-def parse_recipe(content: bytes, path: Path) -> Recipe:
+def parse_recipe(content: bytes, path: Path, find: FindParent = beside) -> Recipe:
     """The recipe that ``content`` holds; ``path`` names it in errors and gives its default name.
 
     Raises:
+        SourceError: As `load_recipe`.
         RecipeError: As `load_recipe`.
     """
-    table = _toml(content, path)
-    table.setdefault("name", path.stem)
-    try:
-        recipe = _ADAPTER.validate_python(_frozen(table))
-    except ValidationError as error:
-        found = [describe(path, one, _KEYS) for one in error.errors()]
-        raise_problems(f"recipe {path}", found)
-        raise AssertionError("pydantic raised without an error") from error
-    makes_target = recipe.draft.mode is not DraftMode.ONLY
-    if not makes_target and (recipe.override or recipe.experts != ExpertsTable()):
-        raise RecipeError(
-            "overrides and experts speak of the target, and this recipe makes a draft only",
-            file=path,
-            next_step="Types of the draft stand in [draft].",
-        )
-    if recipe.roles is None and makes_target:
-        raise RecipeError(
-            "the table [roles] is missing",
-            file=path,
-            expected=", ".join(_KEYS["roles"]),
-            next_step="Every role must get a type.",
-        )
+    chain = read_chain(content, path, find)
+    if len(chain) > 1:
+        # One by one first, so that each mistake is told of the file in which it stands.
+        raise_problems(f"recipe {path}", [one for raw in chain for one in _mistakes_of(raw)])
+    recipe = _checked({"name": path.stem, **merged(chain)}, path)
+    raise_problems(f"recipe {path}", list(_contradictions(recipe, path)))
     return recipe
 
 
-def _toml(content: bytes, path: Path) -> dict[str, object]:
+def _checked(table: RawTable, path: Path) -> Recipe:
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise RecipeError(
-            "the recipe is not UTF-8 text",
-            file=path,
-            offset=error.start,
-            found=f"byte 0x{content[error.start]:02x}",
-            next_step="Save it as UTF-8.",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise RecipeError(
-            "the recipe is not valid TOML",
-            file=path,
-            found=str(error),
-            next_step="Names of types are text and stand in quotes; see https://toml.io.",
-        ) from error
+        return _ADAPTER.validate_python(frozen(table))
+    except ValidationError as error:
+        raise_problems(f"recipe {path}", [describe(path, one, KEYS) for one in error.errors()])
+        raise AssertionError("pydantic raised without an error") from error
 
 
-def _frozen(value: object) -> object:
-    """TOML lists as tuples, which is what the strict schema asks for."""
-    if isinstance(value, dict):
-        return {key: _frozen(inner) for key, inner in value.items()}
-    return tuple(_frozen(inner) for inner in value) if isinstance(value, list) else value
+def _mistakes_of(raw: RawFile) -> Iterable[RecipeError]:
+    """What is wrong in one file of several; what it lacks, another may say."""
+    try:
+        _ADAPTER.validate_python(frozen({"name": raw.path.stem, **raw.table}))
+    except ValidationError as error:
+        for one in error.errors():
+            is_list_entry = any(isinstance(step, int) for step in one["loc"])
+            if one["type"] != "missing" or is_list_entry:
+                yield describe(raw.path, one, KEYS)
+
+
+def _contradictions(recipe: Recipe, path: Path) -> Iterable[RecipeError]:
+    """What no table can see by itself."""
+    of_target = recipe.override or recipe.graft or recipe.budget or recipe.experts != ExpertsTable()
+    if not recipe.makes_target and of_target:
+        yield RecipeError(
+            "overrides, grafts, experts and a budget speak of the target, and this recipe makes a "
+            "draft only",
+            file=path,
+            next_step="Types of the draft stand in [draft].",
+        )
+    if recipe.roles is None and recipe.makes_target:
+        yield RecipeError(
+            "the table [roles] is missing",
+            file=path,
+            expected=", ".join(KEYS["roles"]),
+            next_step="Every role must get a type.",
+        )
+    if recipe.budget is not None:
+        yield from _budget_contradictions(recipe.budget, path)
+
+
+def _budget_contradictions(budget: BudgetTable, path: Path) -> Iterable[RecipeError]:
+    if not budget.has_limit:
+        yield RecipeError(
+            "budget: nothing is limited",
+            file=path,
+            expected="file_nbytes, store_nbytes, per_token_nbytes or [budget.machine]",
+        )
+    free = budget.types.model_dump(exclude_none=True)
+    if not free:
+        yield RecipeError(
+            "budget: nothing is free to choose",
+            file=path,
+            expected="roles or sub-roles in [budget.types], each with a list of types",
+            next_step="An empty list stands for budget.candidates.",
+        )
+    bare = [name for name, types in free.items() if not types]
+    if bare and not budget.candidates:
+        yield RecipeError(
+            f"budget: nothing says what {', '.join(bare)} may become",
+            file=path,
+            expected="types in [budget.types], or budget.candidates for all",
+        )

@@ -14,7 +14,7 @@ from pipeline.model.roles import TARGET_ROLES, SubRole
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.quant.types import TYPES
 from pipeline.recipe.schema import DraftTable, Recipe, Roles, SubRoles, load_recipe, parse_recipe
-from pipeline.recipe.values import WRITABLE_TYPES
+from pipeline.recipe.values import MAINLINE_TYPES, WRITABLE_TYPES
 
 PATH = Path("folder/some.toml")
 ROLES = '[roles]\nrouted = "Q3_K"\n' + "".join(
@@ -76,9 +76,14 @@ def test_every_role_and_sub_role_of_a_target_file_can_be_addressed() -> None:
     assert set(SubRoles.model_fields) == set(SubRole) - OUTSIDE_A_TARGET
 
 
-def test_writable_types_are_those_ggml_has_an_encoder_for() -> None:
+def test_mainline_types_are_those_ggml_has_an_encoder_for() -> None:
     quantizer = GgmlQuantizer()
-    assert set(WRITABLE_TYPES) == {t.name for t in TYPES.values() if quantizer.can_write(t)}
+    assert set(MAINLINE_TYPES) == {t.name for t in TYPES.values() if quantizer.can_write(t)}
+
+
+def test_ik_types_are_writable_too() -> None:
+    ik = {t.name for t in TYPES.values() if t.family == "ik"}
+    assert set(WRITABLE_TYPES) == {*MAINLINE_TYPES, *ik}
 
 
 TYPE_NAMES = "one of " + ", ".join(WRITABLE_TYPES)
@@ -103,7 +108,7 @@ MISTAKES = {
     "key of the file": broken(
         'descripton = "x"\n' + ROLES,
         "unknown key descripton",
-        f"one of {', '.join(Recipe.model_fields)}",
+        f"one of {', '.join(Recipe.model_fields)}, extends",
         step="Did you mean description?",
     ),
     "key of roles": broken(
@@ -130,7 +135,7 @@ MISTAKES = {
     "key of an override": broken(
         OVERRIDE + 'match = "y"\ntype = "F32"\ntpye = "F32"\n',
         "unknown key override 2, tpye",
-        "one of match, type",
+        "one of match, roles, sub_roles, layers, optional, type",
         step="Did you mean type?",
     ),
     "key of source": broken(
@@ -163,17 +168,17 @@ MISTAKES = {
         "a type",
         step="Every role must get a type.",
     ),
-    "an override without a pattern": broken(
+    "an override of nothing": broken(
         OVERRIDE + 'type = "F32"\n',
-        "the key override 2, match is missing",
-        "a pattern",
-        step="An override is a pattern `match` and a `type`.",
+        "override 2: nothing says which tensors are meant",
+        "one or more of match, roles, sub_roles, layers",
+        '{"type": "F32"}',
     ),
     "an override without a type": broken(
         OVERRIDE + 'match = "y"\n',
         "the key override 2, type is missing",
         "a type",
-        step="An override is a pattern `match` and a `type`.",
+        step="An override is a `type` and what it is for.",
     ),
     "type of a role": broken(
         ROLES.replace("Q3_K", "Q3_K_M"),
@@ -276,7 +281,8 @@ MISTAKES = {
     ),
     "overrides of a draft alone": broken(
         '[draft]\nmode = "only"\n[[override]]\nmatch = "x"\ntype = "F32"\n',
-        "overrides and experts speak of the target, and this recipe makes a draft only",
+        "overrides, grafts, experts and a budget speak of the target, and this recipe makes a "
+        "draft only",
         None,
         None,
         step="Types of the draft stand in [draft].",
