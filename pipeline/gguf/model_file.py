@@ -53,6 +53,21 @@ class GgufModel:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ShardName:
+    """What the name of a shard says: its set, its number from 1, and how many there are."""
+
+    stem: str
+    number: int
+    count: int
+
+
+def shard_name(path: Path) -> ShardName | None:
+    """What the name of ``path`` says, if it is one that loaders take for a shard's."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    return match and ShardName(match["stem"], int(match["no"]), int(match["count"]))
+
+
 def shard_file_name(stem: str, no: int, count: int) -> str:
     """Name of shard ``no`` (from 0) of ``count``; loaders accept no other spelling."""
     return f"{stem}-{no + 1:05d}-of-{count:05d}.gguf"

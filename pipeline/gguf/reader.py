@@ -72,11 +72,33 @@ class GgufFile:
     """When the file was last changed, as its header was read."""
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """The checked header of ``path``.
+@dataclass(frozen=True, slots=True)
+class RawHeader:
+    """What the header of a file says, before it is held against the types and the file's length.
+
+    ``nbytes`` counts the header itself, without the padding behind it.
+    """
+
+    path: Path
+    file_nbytes: int
+    nbytes: int
+    version: int
+    key_values: Mapping[str, KeyValue]
+    infos: tuple[TensorInfo, ...]
+    alignment: int
+    modified_ns: int
+
+    @property
+    def data_offset(self) -> int:
+        """Where the data of the first tensor begins."""
+        return padded(self.nbytes, self.alignment)
+
+
+def read_header(path: Path) -> RawHeader:
+    """The header of ``path`` as it stands: for files that `read_gguf` refuses, too.
 
     Raises:
-        FormatError: The header breaks the format, or does not fit the length of the file.
+        FormatError: The header itself breaks the format.
         SourceError: The file cannot be opened or read.
     """
     with reading(path) as fd:
@@ -86,21 +108,41 @@ def read_gguf(path: Path) -> GgufFile:
         version, n_tensors, n_keys = _counts(cursor)
         key_values = _key_values(cursor, n_keys)
         alignment = _alignment(cursor, key_values)
-        infos = [_info(cursor) for _ in range(n_tensors)]
-    data_offset = padded(cursor.offset, alignment)
-    tensors = tuple(_tensor(path, info, data_offset) for info in infos)
-    _check_names(path, tensors)
-    _check_layout(path, tensors, data_offset, alignment)
-    _check_end(path, tensors, (cursor.offset, data_offset, cursor.file_nbytes), alignment)
-    return GgufFile(
+        infos = tuple(_info(cursor) for _ in range(n_tensors))
+    return RawHeader(
         path=path,
-        nbytes=cursor.file_nbytes,
+        file_nbytes=cursor.file_nbytes,
+        nbytes=cursor.offset,
         version=version,
         key_values=key_values,
-        tensors={tensor.name: tensor for tensor in tensors},
-        data_offset=data_offset,
+        infos=infos,
         alignment=alignment,
         modified_ns=modified_ns,
+    )
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The checked header of ``path``.
+
+    Raises:
+        FormatError: The header breaks the format, or does not fit the length of the file.
+        SourceError: The file cannot be opened or read.
+    """
+    header = read_header(path)
+    tensors = tuple(_tensor(path, info, header.data_offset) for info in header.infos)
+    _check_names(path, tensors)
+    _check_layout(path, tensors, header.data_offset, header.alignment)
+    ends = (header.nbytes, header.data_offset, header.file_nbytes)
+    _check_end(path, tensors, ends, header.alignment)
+    return GgufFile(
+        path=path,
+        nbytes=header.file_nbytes,
+        version=header.version,
+        key_values=header.key_values,
+        tensors={tensor.name: tensor for tensor in tensors},
+        data_offset=header.data_offset,
+        alignment=header.alignment,
+        modified_ns=header.modified_ns,
     )
 
 

@@ -14,7 +14,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 PACKAGES = ("pipeline", "tasks", "recipes")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTION = "quantmill"
 LIBRARIES = (
     "gguf",

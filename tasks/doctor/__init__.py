@@ -1,0 +1,1 @@
+"""What `scripts/doctor` examines: this installation, or a model file."""
