@@ -4,6 +4,7 @@
     RunRecipes     several recipes in one pass over the checkpoint
     TryLayers      a few layers of the same job, to see what they lose before the rest is fetched
     PlanRecipe     the same job from headers alone: exact bytes, nothing written
+    SolveBudget    a recipe with a limit of bytes -> the types that lose the least within it
     InspectSource  index, shards and config of a checkpoint held against each other
     CheckEngram    engram row counts and hash keys of a checkpoint or a GGUF
     Relayout       a finished model to the other layout, without requantizing
@@ -43,6 +44,7 @@ from tasks.observe.experts import ObserveExperts, PlanObservation  # noqa: E402
 from tasks.output import RunRecipe, VerifyOutput  # noqa: E402
 from tasks.plan import PlanRecipe  # noqa: E402
 from tasks.relayout import Relayout  # noqa: E402
+from tasks.solve import SolveBudget  # noqa: E402
 from tasks.together import RunRecipes  # noqa: E402
 from tasks.trial import TryLayers  # noqa: E402
 
@@ -62,6 +64,7 @@ __all__ = [
     "RunRecipe",
     "RunRecipes",
     "SelectExperts",
+    "SolveBudget",
     "TryLayers",
     "VerifyOutput",
 ]

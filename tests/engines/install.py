@@ -49,19 +49,19 @@ def mainline_packages() -> Path:
         Unavailable: npm is missing or could not fetch them, or they hold other bytes than pinned.
     """
     pin = PINS["mainline"]
-    npm = shutil.which("npm")
-
-    def fetch(folder: Path) -> None:
-        if not npm:
-            raise Unavailable(f"`npm` is not on PATH: it comes with Node {pin['node']}.")
-        wanted = [f"{package}@{version}" for package, version in pin["npm"].items()]
-        quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-save"]
-        _run([npm, "install", "--prefix", str(folder), *quiet, *wanted])
-
-    folder = _installed(f"mainline-{pin['build']}", fetch)
+    folder = _npm_packages("mainline")
     if hashlib.sha256((folder / pin["wasm"]).read_bytes()).hexdigest() != pin["wasm_sha256"]:
         raise Unavailable(f"{folder} is not the pinned build: remove it and run the tests again.")
     return folder
+
+
+def quantizing_libraries() -> Path:
+    """The folder of llama.cpp's shared libraries, fetched if it is not there.
+
+    Raises:
+        Unavailable: npm is missing or could not fetch them, as on other kinds of machine.
+    """
+    return _npm_packages("quantizing") / PINS["quantizing"]["libraries"]
 
 
 def native_package() -> Path:
@@ -80,6 +80,21 @@ def transformers_packages() -> Path:
         Unavailable: pip could not fetch them.
     """
     return _python_packages("transformers", PINS["transformers"]["pip"]["transformers"])
+
+
+def _npm_packages(pin: str) -> Path:
+    npm = shutil.which("npm")
+
+    def fetch(folder: Path) -> None:
+        if not npm:
+            raise Unavailable(
+                f"`npm` is not on PATH: it comes with Node {PINS['mainline']['node']}."
+            )
+        wanted = [f"{package}@{version}" for package, version in PINS[pin]["npm"].items()]
+        quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-save"]
+        _run([npm, "install", "--prefix", str(folder), *quiet, *wanted])
+
+    return _installed(f"{pin}-{PINS[pin]['build']}", fetch)
 
 
 def _python_packages(pin: str, version: str) -> Path:

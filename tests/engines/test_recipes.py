@@ -29,12 +29,18 @@ from tests.engines.shipped import (
 pytestmark = pytest.mark.engine
 
 MEASURED = {
+    "bpw-2.4-mainline": Quality(kl=4.691, top_1=0.065),
+    "bpw-3.0-mainline": Quality(kl=4.068, top_1=0.065),
     "lowbit-q2_k": Quality(kl=2.491, top_1=0.150),
     "native": Quality(kl=0.501, top_1=0.580),
     "published-q2_k": Quality(kl=4.422, top_1=0.035),
     "published-q3_k_m": Quality(kl=3.987, top_1=0.070),
+    "q4-class": Quality(kl=0.522, top_1=0.570),
+    "reap-256-bpw-2.4-mainline": Quality(kl=5.364, top_1=0.040),
+    "reap-256-bpw-3.0-mainline": Quality(kl=4.151, top_1=0.075),
     "reap-256-native": Quality(kl=0.308, top_1=0.660),
     "reap-256-q3": Quality(kl=1.198, top_1=0.315),
+    "reap-256-q4-class": Quality(kl=0.341, top_1=0.630),
     "reap-320-q3": Quality(kl=1.450, top_1=0.260),
     "served": Quality(kl=1.406, top_1=0.290),
     "served-lean": Quality(kl=1.500, top_1=0.295),

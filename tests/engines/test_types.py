@@ -27,14 +27,14 @@ from pipeline.gguf.keys import text
 from pipeline.gguf.reader import read_gguf
 from pipeline.quant.guard import NEEDS_IMPORTANCE
 from pipeline.quant.types import TYPES
-from pipeline.recipe.values import WRITABLE_TYPES
+from pipeline.recipe.values import MAINLINE_TYPES
 from tests.engines.edited import Content, Edited
 from tests.engines.engine import Engine, Refused
 from tests.engines.typed_models import V4, V41, Shards, TypedModels
 
 pytestmark = pytest.mark.engine
 
-WRITTEN = [name for name in WRITABLE_TYPES if name not in NEEDS_IMPORTANCE]
+WRITTEN = [name for name in MAINLINE_TYPES if name not in NEEDS_IMPORTANCE]
 PACKED = [name for name in WRITTEN if name != "F32"]
 
 

@@ -43,7 +43,7 @@ def released_plan(recipe_name: str, layout: Layout = Layout.FORK) -> Plan:
         form=target_form(config, layout),
         config=cut_model(config, keep),
         targets=targets,
-        types=resolve_types(recipe, targets),
+        types=resolve_types(recipe, targets, weighted=lambda _: recipe.imatrix.required),
         key_values=[text("general.architecture", "deepseek41")],
         shard_nbytes=recipe.output.shard_nbytes,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from pipeline.model.roles import Role, SubRole
 from pipeline.model.targets.tensor import TargetTensor
 from pipeline.model.targets.trunk import target_tensors
 from pipeline.plan import Plan
+from pipeline.quant.guard import NEEDS_IMPORTANCE
+from pipeline.quant.types import GgmlType
+from pipeline.recipe.choose import graft_of
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import Recipe, load_recipe, parse_recipe
 from tests.pipeline.released_plans import (
@@ -42,6 +46,17 @@ TENSOR_BYTES = {
     "reap-320-q3": (FORK, 309_564_912_668),
     "v4-native": (MAINLINE, 156_373_008_732),
     "v4-q3_k": (MAINLINE, 140_367_503_708),
+    "served-graft": (FORK, 476_985_618_400),
+    "bpw-3.0": (FORK, 292_341_224_860),
+    "bpw-3.0-mainline": (MAINLINE, 292_164_406_300),
+    "bpw-2.4": (FORK, 251_572_589_980),
+    "bpw-2.4-mainline": (MAINLINE, 251_572_718_620),
+    "q4-class": (MAINLINE, 434_218_196_768),
+    "reap-256-bpw-3.0": (FORK, 224_341_030_300),
+    "reap-256-bpw-3.0-mainline": (MAINLINE, 224_223_194_140),
+    "reap-256-bpw-2.4": (FORK, 197_161_940_380),
+    "reap-256-bpw-2.4-mainline": (MAINLINE, 197_162_069_020),
+    "reap-256-q4-class": (MAINLINE, 337_906_450_208),
 }
 DRAFT_BYTES = {
     # The published drafts: MXFP4 experts, Q8_0 matrices, BF16 router, Markov pair and confidence.
@@ -55,10 +70,18 @@ DRAFT_BYTES = {
     "lowbit-q2_k": 7_967_705_480,
     "v4-native": 10_890_804_124,
     "v4-q3_k": 10_890_804_124,
+    "bpw-3.0-mainline": 7_967_705_480,
+    "bpw-2.4-mainline": 7_967_705_480,
+    "q4-class": 7_967_705_480,
+    "reap-256-bpw-3.0-mainline": 7_967_705_480,
+    "reap-256-bpw-2.4-mainline": 7_967_705_480,
+    "reap-256-q4-class": 7_967_705_480,
 }
 FOR_V41 = [name for name in TENSOR_BYTES if not name.startswith("v4-")]
 SHIPPED = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
-MAKE_A_TARGET = [name for name in SHIPPED if name != "draft"]
+OF_A_FILE = "as-is"
+"""Says nothing of a checkpoint: its types are those of the file that it is used on."""
+MAKE_A_TARGET = [name for name in SHIPPED if name not in ("draft", OF_A_FILE)]
 
 
 @cache
@@ -74,9 +97,18 @@ def own_plan(name: str) -> Plan:
     return released_plan(name, shipped(name).output.layout)
 
 
+def resolved(recipe: Recipe, targets: Sequence[TargetTensor]) -> dict[str, GgmlType]:
+    """Its types, with an importance matrix only where the recipe asks for one."""
+    return resolve_types(recipe, targets, weighted=lambda _: recipe.imatrix.required)
+
+
+def routed_nbytes(plan: Plan) -> int:
+    return sum(t.nbytes for t in plan.tensors if t.target.role is Role.ROUTED)
+
+
 def test_every_shipped_recipe_has_its_bytes_here() -> None:
     assert set(MAKE_A_TARGET) == set(TENSOR_BYTES)
-    assert set(SHIPPED) == {*TENSOR_BYTES, *DRAFT_BYTES}
+    assert set(SHIPPED) == {*TENSOR_BYTES, *DRAFT_BYTES, OF_A_FILE}
 
 
 @pytest.mark.parametrize("name", MAKE_A_TARGET)
@@ -99,13 +131,18 @@ def test_tensor_bytes_of_the_draft(name: str) -> None:
 @pytest.mark.parametrize("layout", Layout)
 def test_every_v41_recipe_resolves_in_both_layouts(name: str, layout: Layout) -> None:
     targets = targets_of(name, layout)
-    assert len(resolve_types(shipped(name), targets)) == len(targets)
+    assert len(resolved(shipped(name), targets)) == len(targets)
 
 
 PRUNED = {
     "reap-256-native": ("native", 256, 192_518_553_600),
     "reap-256-q3": ("served-lean", 256, 172_511_723_520),
     "reap-320-q3": ("served-lean", 320, 215_639_654_400),
+    "reap-256-bpw-3.0": ("bpw-3.0", 256, 135_895_449_600),
+    "reap-256-bpw-3.0-mainline": ("bpw-3.0-mainline", 256, 135_777_484_800),
+    "reap-256-bpw-2.4": ("bpw-2.4", 256, 108_716_359_680),
+    "reap-256-bpw-2.4-mainline": ("bpw-2.4-mainline", 256, 108_716_359_680),
+    "reap-256-q4-class": ("q4-class", 256, 192_518_553_600),
 }
 
 
@@ -113,7 +150,7 @@ PRUNED = {
 def test_a_pruned_recipe_is_its_whole_one_less_experts_and_router_rows(
     name: str, rest: tuple[str, int, int]
 ) -> None:
-    whole_name, n_kept, routed_nbytes = rest
+    whole_name, n_kept, store_nbytes = rest
     pruned, whole = own_plan(name), released_plan(whole_name, shipped(name).output.layout)
     sizes = {t.name: (t.target.role, t.nbytes) for t in pruned.tensors}
     before = {t.name: (t.target.role, t.nbytes) for t in whole.tensors}
@@ -122,7 +159,7 @@ def test_a_pruned_recipe_is_its_whole_one_less_experts_and_router_rows(
         n: before[n] for n in before if n not in cut
     }
     assert all(sizes[n][1] * 384 == before[n][1] * n_kept for n in cut)
-    assert sum(size for role, size in sizes.values() if role is Role.ROUTED) == routed_nbytes
+    assert routed_nbytes(pruned) == store_nbytes
     assert budget_of("", plan_items(pruned)).line(Role.ROUTED).per_token == (
         budget_of("", plan_items(whole)).line(Role.ROUTED).per_token
     )
@@ -146,14 +183,81 @@ def test_every_recipe_says_what_it_makes(name: str) -> None:
     assert re.fullmatch(r"[A-Z].{20,}\.", shipped(name).description)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", MAKE_A_TARGET)
 def test_no_allowance_is_given_that_the_recipe_does_not_need(name: str) -> None:
-    content = (ROOT / f"recipes/{name}.toml").read_bytes()
+    recipe = shipped(name)
     targets = targets_of(name, MAINLINE if name.startswith("v4-") else FORK)
-    for allowance in shipped(name).allow:
-        less = re.sub(rb'"%s"(, )?' % allowance.encode(), b"", content, count=1)
+    for allowance in recipe.allow:
+        less = tuple(other for other in recipe.allow if other != allowance)
         with pytest.raises(QuantmillError, match=rf'add "{allowance}" to allow'):
-            resolve_types(parse_recipe(less, Path(f"{name}.toml")), targets)
+            resolved(recipe.model_copy(update={"allow": less}), targets)
+
+
+STORES = {
+    # 543,581,798,400 weights at 3.0 and at 2.4 bits: what no store may go beyond.
+    "bpw-3.0": (203_843_174_400, 203_843_174_400),
+    "bpw-3.0-mainline": (203_666_227_200, 203_843_174_400),
+    "bpw-2.4": (163_074_539_520, 163_074_539_520),
+    "bpw-2.4-mainline": (163_074_539_520, 163_074_539_520),
+}
+
+
+@pytest.mark.parametrize(("name", "sizes"), STORES.items())
+def test_the_expert_store_is_just_below_its_mean_and_all_else_is_the_published_files(
+    name: str, sizes: tuple[int, int]
+) -> None:
+    plan, layout = own_plan(name), shipped(name).output.layout
+    store, limit = sizes
+    assert limit * 0.999 < routed_nbytes(plan) == store <= limit
+    published = released_plan("published-q3_k_m", layout).tensors
+    others = {t.name: t.type for t in published if t.target.role is not Role.ROUTED}
+    assert {t.name: t.type for t in plan.tensors if t.target.role is not Role.ROUTED} == others
+
+
+def test_the_files_that_are_planned_with_are_of_their_size() -> None:
+    # Fork layout: 88,498,050,460 bytes beside the experts.
+    assert {
+        name: round(own_plan(name).data_nbytes / 1e9, 1) for name in ("bpw-3.0", "bpw-2.4")
+    } == {
+        "bpw-3.0": 292.3,
+        "bpw-2.4": 251.6,
+    }
+    q4, draft = own_plan("q4-class"), released_draft_plan("q4-class")
+    assert q4.data_nbytes + draft.data_nbytes < 445_000_000_000
+    # One engram table at the next type up would already be too much.
+    larger = next(t for t in q4.tensors if t.target.is_table)
+    rows = larger.target.n_rows // 2
+    assert q4.data_nbytes + rows * (210 - 176) > 445_000_000_000
+
+
+@pytest.mark.parametrize("name", MAKE_A_TARGET)
+def test_only_what_ik_llama_cpp_alone_reads_has_its_types(name: str) -> None:
+    ik = {t.type.name for t in own_plan(name).tensors if t.type.family == "ik"}
+    expected = {
+        "bpw-3.0": {"IQ2_KL", "IQ3_KS", "IQ3_K"},
+        "bpw-2.4": {"IQ2_KS", "IQ2_KL", "IQ3_K"},
+    }
+    assert ik == expected.get(name.removeprefix("reap-256-"), set())
+
+
+@pytest.mark.parametrize("name", MAKE_A_TARGET)
+def test_an_importance_matrix_is_asked_for_where_types_need_one(name: str) -> None:
+    needing = {t.type.name for t in own_plan(name).tensors} & set(NEEDS_IMPORTANCE)
+    assert bool(needing) == shipped(name).imatrix.required == ("bpw-2.4-mainline" in name)
+
+
+def test_the_served_file_is_the_upload_with_what_has_more_bits_from_the_original() -> None:
+    graft, upload = shipped("served-graft"), released_plan("published-q3_k_m").tensors
+    before = {t.name: t.type for t in upload}
+    served = released_plan("served").tensors
+    assert {t.name: t.type for t in released_plan("served-graft").tensors} == {
+        t.name: t.type for t in served
+    }
+    changed = {t.name for t in served if t.type != before[t.name]}
+    grafted = {t.name for t in served if graft_of(graft, t.target) == "original"}
+    # Norms and sinks are F32 in both.
+    assert changed <= grafted
+    assert {before[name].name for name in grafted - changed} == {"F32"}
 
 
 def census(plan: Plan) -> Counter[str]:
