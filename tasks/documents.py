@@ -3,6 +3,7 @@
 budget.md, budget.json, budget.png     the byte budget at each step
 <file>.inventory.json                  of target and draft: every tensor with offset, bytes, digest
 <file>.inv.json                        the planner's plain array
+recipe.toml                            the recipe in full: as a recipe file that extends nothing
 recipe.json or keep.json               the recipe with its types resolved, or the keep list of a cut
 imatrix.json                           what the importance matrix knows, where one was used
 SHA256SUMS                             in the form `sha256sum --check` reads
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pipeline import files
 from pipeline.budget import Budget, Item, budget_of, final_items
@@ -23,7 +24,9 @@ from pipeline.experts.keep_json import keep_spec
 from pipeline.gguf.model_file import GgufModel
 from pipeline.importance.coverage import coverage_json
 from pipeline.measure import TensorError
+from pipeline.model.engines import engines_sentence
 from pipeline.plan import Plan, PlannedShard
+from pipeline.recipe.dump import recipe_toml
 from pipeline.report.budget_json import budget_json
 from pipeline.report.budget_page import all_tables, budget_markdown
 from pipeline.report.budget_report import overview_table
@@ -65,13 +68,15 @@ class Told:
     """What the documents say of an output beyond its plans and bytes.
 
     ``source`` is where it came from, ``request`` names what it was asked to be; ``manifest`` are
-    further entries of the manifest, ``documents`` further JSON documents by file name.
+    further entries of the manifest, ``documents`` further JSON documents by file name, ``texts``
+    documents that are text.
     """
 
     source: Mapping[str, object]
     request: Mapping[str, object]
     manifest: Mapping[str, object]
     documents: Mapping[str, object]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ def write_documents(finished: Finished) -> tuple[Table, ...]:
         "budget.md": page.encode(),
         "budget.json": _json(budget_json(steps, output.model, left_out, items=items)),
         **{name: _json(document) for name, document in finished.told.documents.items()},
+        **{name: text.encode() for name, text in finished.told.texts.items()},
     }
     for file in finished.files:
         documents |= {
@@ -160,6 +166,7 @@ def told_of(job: Job) -> Told:
             **({KEEP_NAME: keep_spec(job.recorded_keep)} if job.recorded_keep else {}),
             **({"imatrix.json": coverage_json(job.coverage)} if job.coverage else {}),
         },
+        texts={"recipe.toml": recipe_toml(job.recipe)},
     )
 
 
@@ -225,7 +232,9 @@ def _manifest(
         "source": finished.told.source,
         **finished.told.manifest,
         **_models(finished.files),
-        "requantized": [asdict(one) for one in requantized(output.plans)],
+        "requantized": [
+            asdict(one) for one in requantized(t for plan in output.plans for t in plan.typed)
+        ],
         "errors": [asdict(error) for error in finished.errors],
         "files": [*shards, *documents],
     }
@@ -238,6 +247,7 @@ def _models(made: Sequence[FinishedFile]) -> dict[str, object]:
             "name": file.plan.name,
             "architecture": file.plan.form.architecture.value,
             "layout": _layout(file.plan),
+            "engines": engines_sentence(file.plan.form, {t.type for t in file.plan.tensors}),
             "n_tensors": len(file.plan.tensors),
             "tensor_nbytes": file.plan.data_nbytes,
             "file_nbytes": file.plan.nbytes,

@@ -13,6 +13,7 @@ from pipeline.report.importance_table import importance_tables
 from pipeline.report.plan_report import disk_table, shard_table
 from pipeline.report.requant_report import requant_tables
 from pipeline.report.tables import render_text
+from pipeline.report.time_table import time_table, type_times
 from tasks.disk import disk_need, require_disk
 from tasks.naming import refuse_other_source
 from tasks.parameters import JobTask
@@ -28,6 +29,7 @@ def plan_text(task: JobTask) -> str:
         *job.origin_tables(),
         *requant_tables(job.plans),
         *(importance_tables(job.coverage) if job.coverage else ()),
+        time_table(type_times(job.plans, job.is_weighted), n_threads=task.n_threads),
         disk_table(job.nbytes, disk_need(job), n_threads=task.n_threads),
     ]
     return "\n".join(render_text(table) for table in tables)

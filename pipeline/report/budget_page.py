@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.budget import Budget, Item, NotCarried
 from pipeline.model.config import ModelConfig
-from pipeline.model.form import V4_DRAFT, V4_TARGET, V41_DRAFT, V41_FORK, V41_MAINLINE
+from pipeline.model.engines import engines_sentence
 from pipeline.model.roles import ROLE_TITLES, Role
 from pipeline.plan import Plan
 from pipeline.report.budget_report import budget_tables
@@ -16,14 +16,6 @@ from pipeline.report.launch import launch_lines
 from pipeline.report.planner_table import planner_table
 from pipeline.report.tables import Table, render_markdown
 from pipeline.report.units import both, count
-
-_READERS = {
-    V41_MAINLINE: "read by llama.cpp since its deepseek41 support",
-    V41_FORK: "read by ik_llama.cpp and the V4.1 branches",
-    V4_TARGET: "read by llama.cpp",
-    V41_DRAFT: "a draft, loaded beside the target",
-    V4_DRAFT: "a draft, loaded beside the target",
-}
 
 
 def all_tables(
@@ -68,13 +60,17 @@ def budget_markdown(
     """
     intro = [
         f"# Byte budget of {name}",
-        "\n".join(f"- `{plan.name}`: **{plan.form}**, {_READERS[plan.form]}." for plan in plans),
+        "\n".join(f"- `{plan.name}`: **{plan.form}**, {_read_by(plan)}." for plan in plans),
         *_launch(plans),
         *_left_out(not_carried),
         *([f"![Bytes by role and step]({chart})"] if chart else []),
     ]
     sections = [render_markdown(table, level=2) for table in tables]
     return "\n\n".join(intro) + "\n\n" + "\n".join(sections)
+
+
+def _read_by(plan: Plan) -> str:
+    return engines_sentence(plan.form, (tensor.type for tensor in plan.tensors))
 
 
 def _launch(plans: Sequence[Plan]) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.experts.keys import keep_sentence
 from pipeline.fill import MEMORY_BASE_NBYTES, MEMORY_THREAD_NBYTES
+from pipeline.model.engines import engines_sentence
 from pipeline.plan import Plan
 from pipeline.report.tables import Column, Format, Row, RowKind, Table
 
@@ -48,6 +49,10 @@ def _warnings(plan: Plan) -> tuple[str, ...]:
         for shard in plan.shards
         if shard.kind == "experts" and shard.nbytes > plan.shard_nbytes
     ]
+    if not plan.form.is_draft:
+        types = {tensor.type for tensor in plan.tensors}
+        sentence = engines_sentence(plan.form, types)
+        notes.append(f"{sentence[0].upper()}{sentence[1:]}.")
     cut = keep_sentence(plan.key_values)
     if cut is not None:
         notes.append(cut)
