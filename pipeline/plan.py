@@ -167,6 +167,11 @@ class Plan:
         return tuple(tensor for shard in self.shards for tensor in shard.tensors)
 
     @property
+    def typed(self) -> tuple[tuple[TargetTensor, GgmlType], ...]:
+        """All tensors and their types, in the same order."""
+        return tuple((tensor.target, tensor.type) for tensor in self.tensors)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all files."""
         return sum(shard.nbytes for shard in self.shards)
@@ -331,6 +336,6 @@ def transform_of(target: TargetTensor, ggml_type: GgmlType) -> Transform:
         return Transform.REPACK
     if codec is Codec.I64:
         return Transform.NARROW
-    if codec.name == ggml_type.name:
-        return Transform.COPY
-    return Transform.ENCODE
+    stored = {m.ggml_type if m.codec is Codec.GGML else m.codec.name for m in target.matrices}
+    # Tables that become one may be of several types: then all are encoded, in one way.
+    return Transform.COPY if stored == {ggml_type.name} else Transform.ENCODE

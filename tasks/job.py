@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.blocks import blocks_from
 from pipeline.budget import (
@@ -18,39 +21,51 @@ from pipeline.budget import (
     Item,
     NotCarried,
     budget_of,
-    not_carried,
     plan_items,
-    source_items,
     written_items,
 )
 from pipeline.digest import spec_digest
 from pipeline.errors import OutputError, PlanError, RecipeError, raise_problems
 from pipeline.experts.importers.open import read_keep
 from pipeline.experts.keep import KeepList, compose
-from pipeline.experts.keep_json import read_keep_json
 from pipeline.experts.keys import keep_keys
 from pipeline.experts.routing import routing_of
 from pipeline.gguf.keys import KeyValue, text
 from pipeline.gguf.model_file import draft_stem
+from pipeline.importance.check import check_heads, check_values
+from pipeline.importance.coverage import Coverage, coverage_of
+from pipeline.importance.keys import importance_keys
+from pipeline.importance.matrix import read_importance
+from pipeline.importance.weights import Weights
 from pipeline.model.config import ModelConfig
+from pipeline.model.engines import engines_of
 from pipeline.model.layout import Layout
 from pipeline.model.metadata.draft import draft_metadata
 from pipeline.model.metadata.file_type import file_type_id
 from pipeline.model.metadata.target import target_metadata
-from pipeline.model.targets.draft import draft_form, draft_model, draft_tensors
+from pipeline.model.targets.draft import draft_form, draft_model
 from pipeline.model.targets.tensor import TargetTensor
-from pipeline.model.targets.trunk import cut_model, target_form, target_tensors
+from pipeline.model.targets.trunk import cut_model, target_form
 from pipeline.plan import Plan, PlannedShard, make_plan
-from pipeline.quant.backend import Quantizer
-from pipeline.quant.ggml import GgmlQuantizer
+from pipeline.quant.guard import takes_importance
+from pipeline.quant.libraries import Libraries
+from pipeline.recipe.dump import RECIPE_KEY, recipe_line
 from pipeline.recipe.resolve import resolve_types
-from pipeline.recipe.schema import Recipe, load_recipe
+from pipeline.recipe.schema import Recipe
 from pipeline.recipe.values import DraftMode
+from pipeline.report.requant_report import origin_table
+from pipeline.report.tables import Table
+from pipeline.requant.decodable import check_decodable
+from pipeline.requant.keys import RELEASE_KEY
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.store import ShardStore, shard_spec
 from pipeline.verify import check_plan
-from tasks.model_source import ModelSource, SourceParameters
-from tasks.recipe_file import recipe_path
+from tasks.grafts import Grafts, Taken
+from tasks.model_source import KEEP_NAME as KEEP_NAME
+from tasks.model_source import SourceParameters
+from tasks.open_source import source_of
+from tasks.recipe_file import read_recipe, recipe_path
+from tasks.source import Source
 from tasks.sources import Sources
 
 MODEL_NAMES = {"v4.1": "DeepSeek-V4.1-Flash", "v4": "DeepSeek-V4-Flash-0731"}
@@ -59,9 +74,6 @@ MODEL_NAMES = {"v4.1": "DeepSeek-V4.1-Flash", "v4": "DeepSeek-V4-Flash-0731"}
 
 _FIRST_STACK = "blk.0.ffn_gate_exps.weight"
 """The tensor whose type names the file's."""
-
-KEEP_NAME = "keep.json"
-"""A keep list beside a checkpoint or an output: what it lost."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -78,6 +90,8 @@ class JobParameters:
     supplement: str = ""
     checksums: str = ""
     keep: str = ""
+    imatrix: str = ""
+    graft: str = ""
 
 
 class Job:
@@ -89,7 +103,7 @@ class Job:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe, by shipped name or by file."""
-        return load_recipe(recipe_path(self.parameters.recipe))
+        return read_recipe(self.parameters.recipe)
 
     @cached_property
     def keep(self) -> KeepList | None:
@@ -141,12 +155,12 @@ class Job:
         return Layout(asked) if asked else self.recipe.output.layout
 
     @cached_property
-    def source(self) -> ModelSource:
-        """What is read."""
-        return ModelSource(
+    def source(self) -> Source:
+        """What is read: a checkpoint, or a finished GGUF."""
+        return source_of(
             SourceParameters(
                 source=self.parameters.source or self.recipe.source.path or "",
-                root=self.store.root / "sources",
+                root=self._sources_root,
                 supplement=self.parameters.supplement,
                 checksums=self.parameters.checksums,
                 draft=self.recipe.draft.mode,
@@ -154,9 +168,27 @@ class Job:
         )
 
     @property
+    def _sources_root(self) -> Path:
+        return self.store.root / "sources"
+
+    @cached_property
+    def grafts(self) -> Grafts:
+        """The other sources that the recipe takes tensors from.
+
+        Raises:
+            RecipeError: Nothing says where one is, or the command line names one too many.
+        """
+        return Grafts(
+            self.recipe,
+            given=self.parameters.graft,
+            beside=recipe_path(self.parameters.recipe).parent,
+            root=self._sources_root,
+        )
+
+    @cached_property
     def checkpoint(self) -> Checkpoint:
-        """Headers of every source file."""
-        return self.source.checkpoint
+        """Headers of every source file, those of other sources beside them."""
+        return self.grafts.joined(self.source.checkpoint)
 
     @property
     def config(self) -> ModelConfig:
@@ -195,10 +227,41 @@ class Job:
         """The plan of each file to make: the target, the draft, or both, as the recipe says."""
         target = () if self._is_draft_only else (self._target_plan(),)
         drops = self.recipe.draft.mode is DraftMode.DROP
+        self._refuse_own_folder()
         plans = target if drops else (*target, self._draft_plan())
         for plan in plans:
+            self._require_engine(plan)
+            raise_problems(f"the plan of {plan.name}", list(check_decodable(plan.typed)))
             raise_problems(f"the plan of {plan.name} would not load", check_plan(plan))
         return plans
+
+    def _require_engine(self, plan: Plan) -> None:
+        """Refuse a V4.1 layout whose engines do not read the types, where the other's would.
+
+        Raises:
+            RecipeError: The layout is mainline's and a type is ik_llama.cpp's.
+        """
+        types = {tensor.type for tensor in plan.tensors}
+        if plan.layout is Layout.MAINLINE and not engines_of(plan.form, types):
+            raise RecipeError(
+                f"recipe {self.recipe.name}: no engine reads its types in the mainline layout",
+                found=", ".join(sorted(t.name for t in types if t.family == "ik")),
+                expected="the fork layout, which ik_llama.cpp reads, or types of llama.cpp",
+                next_step='Say --layout fork, or layout = "fork" in [output].',
+            )
+
+    def _refuse_own_folder(self) -> None:
+        """Refuse to put the files where those of the source are.
+
+        Raises:
+            OutputError: They would have one folder.
+        """
+        if self.folder.resolve() == self.source.checkpoint.folder.resolve():
+            raise OutputError(
+                "the output folder is the source's own",
+                file=self.folder,
+                next_step="Choose another --out or --name.",
+            )
 
     @property
     def _is_draft_only(self) -> bool:
@@ -206,9 +269,10 @@ class Job:
 
     def _target_plan(self) -> Plan:
         form = target_form(self.config, self.layout)
-        kept = self.keep.layers if self.keep else None
-        targets = target_tensors(self.config, self.layout, kept)
-        types = resolve_types(self.recipe, targets)
+        targets = self._targets
+        if self.weights:
+            check_heads(self.weights, targets)
+        types = resolve_types(self.recipe, targets, weighted=self.is_weighted)
         self.source.require_sound()
         key_values = target_metadata(
             self.model,
@@ -220,6 +284,10 @@ class Job:
             extra=(
                 text("quantmill.recipe", self.recipe.name),
                 self._source_key,
+                text(RECIPE_KEY, recipe_line(self.recipe)),
+                *(importance_keys(self.weights.matrix) if self.weights else ()),
+                *self.source.own_keys,
+                # Last, as a cut of the finished file puts them.
                 *keep_keys(self.recorded_keep),
             ),
         )
@@ -233,8 +301,24 @@ class Job:
             shard_nbytes=self.recipe.output.shard_nbytes,
         )
 
+    @cached_property
+    def _frame(self) -> tuple[TargetTensor, ...]:
+        """The tensors of the target: what they are, however they are stored."""
+        return self.source.frame(self.layout, self.keep.layers if self.keep else None)
+
+    @cached_property
+    def _targets(self) -> tuple[TargetTensor, ...]:
+        """The tensors of the target, each made of what one source stores."""
+        return self.grafts.resolve(
+            self._frame,
+            self.source,
+            layout=self.layout,
+            keep=self.keep,
+            recorded=self.recorded_keep,
+        )
+
     def _draft_plan(self) -> Plan:
-        targets = draft_tensors(self.config)
+        targets = self.source.stored(self.source.draft_frame(), self.layout, None)
         types = resolve_types(self.recipe, targets)
         self.layout  # noqa: B018 - a wrong word on the command line is told all the same
         self.source.require_sound()
@@ -263,25 +347,15 @@ class Job:
         Raises:
             PlanError: The list beside the checkpoint is not of this checkpoint.
         """
-        beside = self.checkpoint.folder / KEEP_NAME
-        if not beside.exists():
+        earlier = self.source.earlier_keep
+        if earlier is None:
             return self.keep
-        earlier = read_keep_json(beside)
-        here = (self.config.n_layers, self.config.n_experts)
-        if (earlier.n_layers, earlier.n_kept) != here:
-            raise PlanError(
-                "the keep list beside the checkpoint is not that of the checkpoint",
-                file=beside,
-                expected="{} layers of {} experts".format(*here),
-                found=f"{earlier.n_layers} layers of {earlier.n_kept} experts",
-                next_step="Move it away if it does not belong there.",
-            )
         return earlier if self.keep is None else compose(earlier, self.keep)
 
     @property
     def _source_key(self) -> KeyValue:
         """By which a target and a draft of one checkpoint know each other."""
-        return text("quantmill.source.config_sha256", self.checkpoint.config_sha256)
+        return text(RELEASE_KEY, self.source.release_sha256)
 
     @cached_property
     def shards(self) -> tuple[PlannedShard, ...]:
@@ -312,7 +386,8 @@ class Job:
     def sources(self) -> Sources:
         """The source files that the plans read, and where each comes from."""
         needed = sorted({name for names in self.files_of_shards for name in names})
-        return Sources(self.checkpoint, self.source.origins, needed)
+        origins = {**self.source.origins, **self.grafts.origins}
+        return Sources(self.checkpoint, origins, needed)
 
     def shards_of(self, file: str) -> tuple[int, ...]:
         """The shards that read a source file."""
@@ -334,16 +409,69 @@ class Job:
         return all(self.is_filled_from(no, file) for no in self.shards_of(file))
 
     @cached_property
-    def quantizer(self) -> Quantizer:
-        """The quantizer library that writes block types."""
-        return GgmlQuantizer()
+    def quantizer(self) -> Libraries:
+        """The libraries that write block types."""
+        return Libraries()
+
+    @cached_property
+    def weights(self) -> Weights | None:
+        """What the importance matrix says, where there is one.
+
+        Raises:
+            RecipeError: The recipe is made for one and nothing says which.
+            SourceError: The file is none, or damaged.
+        """
+        table = self.recipe.imatrix
+        path = self.parameters.imatrix or self._beside_recipe(table.file)
+        if not path:
+            if table.required:
+                raise RecipeError(
+                    f"recipe {self.recipe.name} is made for an importance matrix, and none is given",
+                    expected="a file (--imatrix, or imatrix.file in the recipe)",
+                    next_step="Any imatrix of the model will do, in llama.cpp's GGUF form or .dat.",
+                )
+            return None
+        kept = (self.keep.layers, self.config.n_experts) if self.keep else (None, None)
+        return Weights(read_importance(Path(path)), table.prior, *kept)
+
+    def importance(self, target: TargetTensor) -> NDArray[np.float32] | None:
+        """What each column of a tensor counts, ``[n_matrices, n_cols]``, where that is known."""
+        return self.weights.of(target) if self.weights else None
+
+    @cached_property
+    def coverage(self) -> Coverage | None:
+        """What the importance matrix knows of the target, where there is one.
+
+        Raises:
+            SourceError: It is of another model, or holds values that are no weights.
+        """
+        if self.weights is None or self._is_draft_only:
+            return None
+        check_values(self.weights, self._targets)
+        return coverage_of(self.weights, self._targets, threshold=self.recipe.imatrix.threshold)
+
+    def is_weighted(self, target: TargetTensor) -> bool:
+        """Whether the importance matrix knows ``target``."""
+        return self.weights is not None and self.weights.has(target)
+
+    def _importance_of(self, shard: PlannedShard) -> list[object] | None:
+        """What identifies the importance that a shard's bytes depend on."""
+        uses = any(
+            tensor.is_encoded and takes_importance(tensor.type) and self.is_weighted(tensor.target)
+            for tensor in shard.tensors
+        )
+        return self.weights.identity if self.weights and uses else None
 
     @cached_property
     def shard_specs(self) -> tuple[str, ...]:
         """The identity of every shard."""
-        version = f"{self.quantizer.name} {self.quantizer.version}"
         return tuple(
-            shard_spec(shard, [self.sources.stamp(name) for name in names], version)
+            shard_spec(
+                shard,
+                [self.sources.stamp(name) for name in names],
+                self.quantizer.version_of,
+                importance=self._importance_of(shard),
+            )
             for shard, names in zip(self.shards, self.files_of_shards, strict=True)
         )
 
@@ -364,7 +492,7 @@ class Job:
 
     def budgets(self) -> tuple[Budget, Budget]:
         """The budgets of the source and of the plan."""
-        source = budget_of("source", source_items(self.config, self.source.specs, self.tensors))
+        source = budget_of("source", self.source.items(self._carried))
         return source, budget_of("plan", self.planned_items())
 
     def planned_items(self) -> list[Item]:
@@ -383,7 +511,38 @@ class Job:
 
     def left_out(self) -> tuple[NotCarried, ...]:
         """What no file carries."""
-        return not_carried(self.source.specs, self.tensors)
+        return self.source.left_out(self._carried)
+
+    @property
+    def _carried(self) -> tuple[TargetTensor, ...]:
+        """What files carry of the source's own, a grafted tensor's counterpart among it."""
+        target = () if self._is_draft_only else self._frame
+        drops = self.recipe.draft.mode is DraftMode.DROP
+        return target if drops else (*target, *self.source.draft_frame())
+
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the sources."""
+        return (*self.source.notes, *self.grafts.notes(self.source))
+
+    def origin_tables(self) -> tuple[Table, ...]:
+        """What comes from where, if there is anything to say of it."""
+        notes = self.notes()
+        if not self.taken and not notes:
+            return ()
+        tensors = [tensor for plan in self.plans for tensor in plan.tensors]
+        taken = [(g.word, g.n_tensors, g.nbytes) for g in self.taken]
+        n_tensors = len(tensors) - sum(n for _, n, _ in taken)
+        nbytes = sum(t.nbytes for t in tensors) - sum(n for *_, n in taken)
+        return (origin_table([("--source", n_tensors, nbytes), *taken], notes),)
+
+    def told_grafts(self) -> list[dict[str, object]]:
+        """For documents: each other source, what tells it, and how much is taken from it."""
+        return [{**self.grafts.told(g.word), **asdict(g)} for g in self.taken]
+
+    @cached_property
+    def taken(self) -> tuple[Taken, ...]:
+        """How much of the target comes from each other source."""
+        return self.grafts.taken(() if self._is_draft_only else self.plans[0].tensors)
 
 
 def store_of(out: str) -> ShardStore:
@@ -391,7 +550,7 @@ def store_of(out: str) -> ShardStore:
     return ShardStore(Path(out) / ".quantmill")
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def open_job(parameters: JobParameters) -> Job:
     """The job of these parameters; one per process, since a plan costs seconds at full size."""
     return Job(parameters)

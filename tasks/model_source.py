@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files
-from pipeline.errors import SourceError, raise_problems
-from pipeline.model.config import ModelConfig, read_config
+from pipeline.budget import Item, NotCarried, not_carried, source_items
+from pipeline.errors import PlanError, SourceError, raise_problems
+from pipeline.experts.keep import KeepList
+from pipeline.experts.keep_json import read_keep_json
+from pipeline.gguf.keys import KeyValue
+from pipeline.model.config import DRAFT_PREFIX, ModelConfig, read_config
 from pipeline.model.engram.check import EngramReport, TableShapes, check_checkpoint_engram
+from pipeline.model.layout import Layout
 from pipeline.model.presence import (
     DRAFT_ONLY,
     DRAFT_OPTIONAL,
     require_tensors,
     wanted_tensors,
 )
+from pipeline.model.targets.draft import draft_tensors
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import Keep, target_tensors
 from pipeline.model.tokens.token_map import compress_vocabulary
 from pipeline.model.tokens.tokenizer import Tokenizer, read_tokenizer
 from pipeline.recipe.values import DraftMode
@@ -28,6 +36,9 @@ from pipeline.source.scope import WHOLE, Scope
 from pipeline.source.spec import TensorSpec
 from pipeline.source.supplement import supplemented
 from tasks.origin import Origin, open_origin
+
+KEEP_NAME = "keep.json"
+"""A keep list beside a checkpoint or an output: what it lost."""
 
 _SCOPES = {
     DraftMode.KEEP: WHOLE,
@@ -42,7 +53,8 @@ class SourceParameters:
     """What a user says of the source; ``root`` is the folder for what is fetched.
 
     ``draft`` says how much of the checkpoint counts: all of it, all but the draft (which is still
-    checked where it is there), or the draft alone.
+    checked where it is there), or the draft alone. ``may_lack_shards``: only some tensors are
+    wanted, and those shards that hold others need not be there.
     """
 
     source: str
@@ -50,6 +62,7 @@ class SourceParameters:
     supplement: str = ""
     checksums: str = ""
     draft: DraftMode = DraftMode.KEEP
+    may_lack_shards: bool = False
 
 
 class ModelSource:
@@ -77,7 +90,7 @@ class ModelSource:
             parameters.root,
             checksums=parameters.checksums,
             scope=self._scope,
-            may_lack_shards=bool(parameters.supplement),
+            may_lack_shards=bool(parameters.supplement) or parameters.may_lack_shards,
         )
 
     @cached_property
@@ -111,6 +124,54 @@ class ModelSource:
             "index_sha256": checkpoint.index_sha256,
         }
 
+    @property
+    def names(self) -> Mapping[str, object]:
+        """What documents call it."""
+        second = {"supplement": self.second.names} if self.second else {}
+        return {**self.first.names, **second}
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Nothing: a checkpoint is as it was released, or refused."""
+        return ()
+
+    @property
+    def release_sha256(self) -> str:
+        """Digest of config.json."""
+        return self.checkpoint.config_sha256
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the draft is there."""
+        return any(name.startswith(DRAFT_PREFIX) for name in self.checkpoint.weight_map)
+
+    @property
+    def own_keys(self) -> Sequence[KeyValue]:
+        """A checkpoint has no metadata of ours."""
+        return ()
+
+    @cached_property
+    def earlier_keep(self) -> KeepList | None:
+        """The list beside the checkpoint, which says what it lost.
+
+        Raises:
+            PlanError: It is not of this checkpoint.
+        """
+        beside = self.checkpoint.folder / KEEP_NAME
+        if not beside.exists():
+            return None
+        earlier = read_keep_json(beside)
+        here = (self.config.n_layers, self.config.n_experts)
+        if (earlier.n_layers, earlier.n_kept) != here:
+            raise PlanError(
+                "the keep list beside the checkpoint is not that of the checkpoint",
+                file=beside,
+                expected="{} layers of {} experts".format(*here),
+                found=f"{earlier.n_layers} layers of {earlier.n_kept} experts",
+                next_step="Move it away if it does not belong there.",
+            )
+        return earlier
+
     @cached_property
     def origins(self) -> Mapping[str, Origin]:
         """Where each source file comes from."""
@@ -129,6 +190,46 @@ class ModelSource:
     def specs(self) -> tuple[TensorSpec, ...]:
         """Every stored tensor that counts, once index, shards and config agree on all of them."""
         return require_tensors(self.checkpoint, self.config, self._scope)
+
+    def frame(self, layout: Layout, keep: Keep | None) -> tuple[TargetTensor, ...]:
+        """The tensors of the target file."""
+        return target_tensors(self.config, layout, keep)
+
+    def draft_frame(self) -> tuple[TargetTensor, ...]:
+        """The tensors of the draft file."""
+        return draft_tensors(self.config)
+
+    def stored(
+        self, wanted: Sequence[TargetTensor], layout: Layout, keep: Keep | None
+    ) -> tuple[TargetTensor, ...]:
+        """Tensors of another source's frame, as they are stored here.
+
+        Raises:
+            PlanError: One is not here, or has another shape.
+        """
+        is_draft = any(target.is_draft for target in wanted)
+        own = self.draft_frame() if is_draft else self.frame(layout, keep)
+        by_name = {target.name: target for target in own}
+        for target in wanted:
+            here = by_name.get(target.name)
+            if here is None or here.shape != target.shape:
+                raise PlanError(
+                    "the checkpoint has no such tensor of this shape",
+                    file=self.checkpoint.folder,
+                    tensor=target.name,
+                    expected=target.shape,
+                    found="none" if here is None else here.shape,
+                    next_step="Both sources must be of one model.",
+                )
+        return tuple(by_name[target.name] for target in wanted)
+
+    def items(self, frame: Sequence[TargetTensor]) -> list[Item]:
+        """Every stored tensor, for the budget."""
+        return source_items(self.config, self.specs, frame)
+
+    def left_out(self, frame: Sequence[TargetTensor]) -> tuple[NotCarried, ...]:
+        """What files that carry ``frame`` leave out."""
+        return not_carried(self.specs, frame)
 
     @cached_property
     def tokenizer_json(self) -> bytes:

@@ -26,8 +26,19 @@ class CountParameter(luigi.IntParameter):
         return int(text)
 
 
-IDENTITY = ("source", "recipe", "out", "layout", "name", "supplement", "checksums", "keep")
-HABITS = ("threads", "keep_source", "connections", "bandwidth")
+IDENTITY = (
+    "source",
+    "recipe",
+    "out",
+    "layout",
+    "name",
+    "supplement",
+    "checksums",
+    "keep",
+    "imatrix",
+    "graft",
+)
+HABITS = ("threads", "keep_source", "connections", "bandwidth", "together")
 
 
 class JobTask(luigi.Task):
@@ -49,6 +60,12 @@ class JobTask(luigi.Task):
     keep = luigi.Parameter(
         default="", description="a keep list: the routed experts that stay (default: the recipe's)"
     )
+    imatrix = luigi.Parameter(
+        default="", description="an importance matrix, GGUF or .dat (default: the recipe's)"
+    )
+    graft = luigi.Parameter(
+        default="", description="where the other sources of the recipe are: label=path, with commas"
+    )
     keep_source = luigi.ChoiceParameter(
         default="yes",
         choices=("yes", "no"),
@@ -69,6 +86,10 @@ class JobTask(luigi.Task):
         default=0,
         significant=False,
         description="quantizer threads (default: one per core)",
+    )
+
+    together = luigi.Parameter(
+        default="", significant=False, description="recipes whose shards are made in one pass"
     )
 
     @property

@@ -26,6 +26,7 @@ from pipeline.source.decode import (
     float_ids,
     narrow_ids,
 )
+from pipeline.source.ggml_rows import decode_ggml
 from pipeline.source.header import SourceFile
 from pipeline.source.repack import repack_mxfp4
 from pipeline.source.spec import Codec, MatrixRef
@@ -78,9 +79,9 @@ class SourceReader:
         Raises:
             SourceError: The stored tensors do not fit ``matrix``, or a read fails.
             DecodeError: A value is NaN or infinite; file, tensor, row and column are named.
+            TypeRuleError: Rows of a ggml type that cannot be decoded here.
         """
         assert out.shape[1:] == (matrix.n_cols,)
-        assert matrix.codec is not Codec.GGML, "rows of ggml types are copied only"
         stored = self._stored(matrix, row_begin, out.shape[0])
         bound = 0.0
         for rows in _steps(out.shape[0], stored.codes.row_nbytes):
@@ -168,6 +169,9 @@ class SourceReader:
             return decode_bf16(codes.view(np.uint16), out)
         if matrix.codec is Codec.I64:
             return float_ids(codes.view(np.int64), out)
+        if matrix.codec is Codec.GGML:
+            assert matrix.ggml_type is not None
+            return decode_ggml(matrix.ggml_type, codes, out)
         assert stored.scales is not None
         begin, n_scale_rows = _scale_rows(matrix, row_begin, n_rows)
         scales = self._read(stored.scales, begin, n_scale_rows, slot="scales")

@@ -47,7 +47,7 @@ class Codec(StrEnum):
     I64 = "i64"
     """Integer tables (V4's hash routing)."""
     GGML = "ggml"
-    """Rows of a ggml type, which are copied as they are."""
+    """Rows of a ggml type, as a GGUF holds them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def _scales(checkpoint: Checkpoint, matrix: MatrixRef, name: str) -> StoredRows:
             found=f"{tensor.shape}{implied}",
             next_step="Use the config.json of this release: weight_block_size differs.",
         )
-    return StoredRows(file, name, tensor.offset, wanted[1])
+    return StoredRows(file, tensor.name, tensor.offset, wanted[1])
 
 
 def _check_dtype(file: SourceFile, tensor: SourceTensor, dtype: str) -> None:

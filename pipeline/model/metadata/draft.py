@@ -14,9 +14,8 @@ from pipeline.model.config import ModelConfig
 from pipeline.model.form import Architecture
 from pipeline.model.metadata.target import checked_once
 from pipeline.model.metadata.trunk import general_keys, trunk_keys
-from pipeline.model.metadata.vocabulary import vocabulary_keys
+from pipeline.model.metadata.vocabulary import Vocabulary, vocabulary_keys
 from pipeline.model.targets.draft import draft_model
-from pipeline.model.tokens.tokenizer import Tokenizer
 
 CAPTURED_LAYER_SHIFT = {"v4.1": 0, "v4": 1}
 """Engines capture the input of a layer. V4.1's ids mean inputs, V4's mean outputs: the next input.
@@ -27,7 +26,7 @@ llama.cpp pull request 25784 for V4)."""
 
 def draft_metadata(
     config: ModelConfig,
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     *,
     file_type: int,
     name: str,

@@ -14,8 +14,7 @@ from pipeline.model.config import ModelConfig
 from pipeline.model.engram.keys import engram_keys
 from pipeline.model.form import Form
 from pipeline.model.metadata.trunk import general_keys, trunk_keys
-from pipeline.model.metadata.vocabulary import vocabulary_keys
-from pipeline.model.tokens.tokenizer import Tokenizer
+from pipeline.model.metadata.vocabulary import Vocabulary, vocabulary_keys
 
 _BETAS = (32.0, 1.0)
 """YaRN's two betas in llama.cpp's `deepseek4` (pull request 24162) and `deepseek41`, whatever the
@@ -24,7 +23,7 @@ file says."""
 
 def target_metadata(
     config: ModelConfig,
-    tokenizer: Tokenizer,
+    tokenizer: Vocabulary,
     token_map: NDArray[np.int32] | None,
     *,
     form: Form,

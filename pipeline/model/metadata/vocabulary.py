@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pipeline.errors import SourceError
 from pipeline.gguf.keys import KeyValue, ValueType, array, flag, text, u32
 from pipeline.model.config import ModelConfig
@@ -9,12 +11,25 @@ from pipeline.model.tokens.chat_template import chat_template
 from pipeline.model.tokens.tokenizer import Tokenizer
 
 
-def vocabulary_keys(config: ModelConfig, tokenizer: Tokenizer) -> tuple[KeyValue, ...]:
+@dataclass(frozen=True, slots=True)
+class CarriedVocabulary:
+    """The keys of a file that is made anew, as they stand there."""
+
+    keys: tuple[KeyValue, ...]
+
+
+Vocabulary = Tokenizer | CarriedVocabulary
+"""Where the keys of a vocabulary come from: a checkpoint's tokenizer, or a file that has them."""
+
+
+def vocabulary_keys(config: ModelConfig, tokenizer: Vocabulary) -> tuple[KeyValue, ...]:
     """The whole vocabulary with the chat template; a draft has the same as its target.
 
     Raises:
         SourceError: Tokenizer and config.json do not belong together.
     """
+    if isinstance(tokenizer, CarriedVocabulary):
+        return tokenizer.keys
     _check_tokenizer(config, tokenizer)
     return (
         *tokenizer_keys(tokenizer),

@@ -5,11 +5,14 @@ Rule: the checkpoint's inference/engram.py (CompressedTokenizer); ported in ROCm
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Regex, Tokenizer, normalizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers
 
 from pipeline.errors import SourceError
+from pipeline.model.tokens.tokenizer import TokenType
 
 _LONE_BLANK = "\ue000"
 """A private character in place of a single blank, which `Strip` would otherwise take away."""
@@ -36,13 +39,36 @@ def compress_vocabulary(tokenizer_json: bytes, vocab_size: int) -> NDArray[np.in
             expected=f"ids up to {vocab_size - 1:,}",
             found=f"id {last_id:,}",
         )
+    named = (
+        (tokenizer.id_to_token(token_id), tokenizer.decode([token_id], skip_special_tokens=False))
+        for token_id in range(vocab_size)
+    )
+    return _compressed(named, vocab_size)
+
+
+def compress_tokens(tokens: Sequence[str], token_types: Sequence[int]) -> NDArray[np.int32]:
+    """`compress_vocabulary` from a GGUF's own lists: the same map, where they are of that file.
+
+    Args:
+        tokens: ``tokenizer.ggml.tokens``: byte-level text, ids without a token among them.
+        token_types: ``tokenizer.ggml.token_type``, which says of ids that they have no token.
+    """
+    decoder = decoders.ByteLevel()
+    named = (
+        (None, "") if kind == TokenType.UNUSED else (token, decoder.decode([token]))
+        for token, kind in zip(tokens, token_types, strict=True)
+    )
+    return _compressed(named, len(tokens))
+
+
+def _compressed(named: Iterable[tuple[str | None, str]], vocab_size: int) -> NDArray[np.int32]:
+    """Each id's token and its text -> compressed ids, in the order in which keys are new."""
     normalizer = _normalizer()
     ids: dict[str, int] = {}
     mapped = np.empty(vocab_size, np.int32)
-    for token_id in range(vocab_size):
-        text = tokenizer.decode([token_id], skip_special_tokens=False)
+    for token_id, (token, text) in enumerate(named):
         if _NOT_TEXT in text:
-            key = tokenizer.id_to_token(token_id) or text
+            key = token or text
         else:
             key = normalizer.normalize_str(text) or text
         mapped[token_id] = ids.setdefault(key, len(ids))

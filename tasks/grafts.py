@@ -1,0 +1,251 @@
+"""The other sources that a recipe takes tensors from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.digest import spec_digest
+from pipeline.errors import PlanError, RecipeError
+from pipeline.experts.keep import KeepList
+from pipeline.model.config import ModelConfig
+from pipeline.model.layout import Layout
+from pipeline.model.targets.tensor import TargetTensor
+from pipeline.model.targets.trunk import Keep
+from pipeline.plan import PlannedTensor
+from pipeline.recipe.choose import graft_of
+from pipeline.recipe.schema import Recipe
+from pipeline.source.checkpoint import Checkpoint
+from pipeline.source.hub.address import is_address
+from pipeline.source.joined import joined, labelled, labelled_checkpoint
+from tasks.open_source import open_source
+from tasks.origin import Origin
+from tasks.source import Source
+
+_PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
+
+_MAY_DIFFER = frozenset(
+    {"n_experts", "candidate", "scale_block", "engram", "draft", "vision", "compress_ratios"}
+)
+"""What a file does not tell, or what grafted tensors are held against one by one."""
+
+_LABEL_LENGTH = 12
+
+
+def parse_grafts(text: str) -> dict[str, str]:
+    """``label=path[,label=path]`` as the command line has it.
+
+    Raises:
+        RecipeError: It is not of this form, or names a label twice.
+    """
+    found: dict[str, str] = {}
+    for word in filter(None, text.split(",")):
+        match = _PAIR.fullmatch(word)
+        if match is None or match[1] in found:
+            raise RecipeError(
+                "--graft must give each label one path",
+                expected="label=path, several with commas between them",
+                found=repr(word),
+            )
+        found[match[1]] = match[2]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How many tensors come from a source, and how many bytes are made of it."""
+
+    word: str
+    n_tensors: int
+    nbytes: int
+
+
+class Grafts:
+    """All of them; a source that no tensor is taken from is not opened."""
+
+    def __init__(self, recipe: Recipe, *, given: str, beside: Path, root: Path) -> None:
+        self._recipe = recipe
+        paths = _paths(recipe, parse_grafts(given), beside)
+        self._all = {word: Graft(path, root) for word, path in paths.items()}
+
+    def joined(self, first: Checkpoint) -> Checkpoint:
+        """``first`` with the files of all others beside its own."""
+        parts = {graft.label: graft.checkpoint for graft in self._all.values()}
+        return joined(first, parts) if parts else first
+
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        """Where the files of all others are, by their names in `joined`."""
+        return {name: o for graft in self._all.values() for name, o in graft.origins.items()}
+
+    def resolve(
+        self,
+        frame: Sequence[TargetTensor],
+        own: Source,
+        *,
+        layout: Layout,
+        keep: KeepList | None,
+        recorded: KeepList | None,
+    ) -> tuple[TargetTensor, ...]:
+        """``frame``, each tensor as the source that the recipe says stores it.
+
+        Args:
+            frame: What is to be made.
+            own: The source of all that no graft selects.
+            layout: Of the file.
+            keep: The experts of ``own`` that stay.
+            recorded: The same in the numbering of the model before any cut: other sources may have
+                all of its experts.
+
+        Raises:
+            PlanError: Another source is of another model, or has not the experts.
+            FormatError: A source lacks a tensor; several raise `Problems`.
+        """
+        groups: dict[str | None, list[TargetTensor]] = {}
+        for target in frame:
+            groups.setdefault(graft_of(self._recipe, target), []).append(target)
+        found: dict[str, TargetTensor] = {}
+        for word, wanted in groups.items():
+            if word is None:
+                made = own.stored(wanted, layout, keep.layers if keep else None)
+            else:
+                graft = self._all[word]
+                graft.require_like(own.config)
+                made = graft.stored(wanted, layout, _kept(graft, own, keep, recorded))
+            found |= {target.name: target for target in made}
+        return tuple(found[target.name] for target in frame)
+
+    def taken(self, tensors: Iterable[PlannedTensor]) -> tuple[Taken, ...]:
+        """How much of ``tensors`` comes from each other source."""
+        sizes: dict[str, list[int]] = {}
+        for tensor in tensors:
+            word = graft_of(self._recipe, tensor.target)
+            if word is not None:
+                sizes.setdefault(word, []).append(tensor.nbytes)
+        return tuple(Taken(word, len(found), sum(found)) for word, found in sizes.items())
+
+    def told(self, word: str) -> dict[str, object]:
+        """For documents: what a source is, and what tells it from others."""
+        source = self._all[word].source
+        return {**source.names, **source.identity, "release_sha256": source.release_sha256}
+
+    def notes(self, own: Source) -> tuple[str, ...]:
+        """Sources of which headers do not tell that they are of one release with ``own``."""
+        return tuple(
+            f"{word} comes from another config.json than the source ("
+            f"{graft.source.release_sha256[:12]}, not {own.release_sha256[:12]}), as far as their "
+            "headers tell: weights of two releases have the same shapes and do not fit each other."
+            for word, graft in self._all.items()
+            if graft.source.release_sha256 != own.release_sha256
+        )
+
+
+def _kept(
+    graft: Graft, own: Source, keep: KeepList | None, recorded: KeepList | None
+) -> Keep | None:
+    """The experts of ``graft`` that are those of ``own`` that stay."""
+    n_experts = graft.source.config.n_experts
+    for kept, n_all in ((keep, own.config.n_experts), (recorded, recorded and recorded.n_experts)):
+        if n_experts == n_all:
+            return kept.layers if kept else None
+    # Tensors without an entry per expert can be taken all the same: shapes tell.
+    return None
+
+
+def _paths(recipe: Recipe, given: Mapping[str, str], beside: Path) -> dict[str, str]:
+    """What the recipe calls its other sources -> where they are."""
+    words = list(dict.fromkeys(graft.origin for graft in recipe.graft))
+    spare = [label for label in given if label not in words]
+    if spare:
+        raise RecipeError(
+            f"recipe {recipe.name} takes nothing from {', '.join(spare)}",
+            expected=f"--graft with {', '.join(words)}" if words else "no --graft",
+            next_step="A [[graft]] of the recipe says which tensors are taken.",
+        )
+    return {word: given.get(word) or _beside(recipe, word, beside) for word in words}
+
+
+def _beside(recipe: Recipe, word: str, folder: Path) -> str:
+    path = folder / word
+    if not is_address(word) and not path.exists():
+        raise RecipeError(
+            f"recipe {recipe.name} takes tensors from {word!r}, and nothing says where that is",
+            expected=f"--graft {word}=PATH, or a file or folder of that name",
+            found=f"no {path}",
+        )
+    return word if is_address(word) else str(path)
+
+
+class Graft:
+    """One other source: what it is read as, and the label of its files and tensors."""
+
+    def __init__(self, path: str, root: Path) -> None:
+        if is_address(path):
+            raise RecipeError(
+                "tensors are grafted from what is here",
+                expected="a folder or a file",
+                found=path,
+                next_step="Fetch it first, whole or the shards that hold these tensors, and name "
+                "its folder.",
+            )
+        self._path = path
+        self._root = root
+
+    @cached_property
+    def source(self) -> Source:
+        """The source."""
+        return open_source(self._path, self._root)
+
+    @cached_property
+    def label(self) -> str:
+        """A digest of what identifies its files, so that no word of a recipe is in a shard's."""
+        origins = self.source.origins
+        stamps = [origin.stamp(name) for name, origin in sorted(origins.items())]
+        return spec_digest(stamps)[:_LABEL_LENGTH]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Its files under their own names; `joined` gives them the label."""
+        return self.source.checkpoint
+
+    def stored(
+        self, wanted: Sequence[TargetTensor], layout: Layout, keep: Keep | None
+    ) -> tuple[TargetTensor, ...]:
+        """Tensors of a target as they are stored here, under the label.
+
+        Raises:
+            SourceError: A shard that holds one is not here.
+        """
+        made = self.source.stored(wanted, layout, keep)
+        for name in (name for target in made for name in target.source_names):
+            self.checkpoint.locate(name)
+        return tuple(
+            replace(target, matrices=tuple(labelled(m, self.label) for m in target.matrices))
+            for target in made
+        )
+
+    @cached_property
+    def origins(self) -> Mapping[str, Origin]:
+        """Where its files are, by their labelled names."""
+        checkpoint = labelled_checkpoint(self.checkpoint, self.label)
+        return dict.fromkeys(checkpoint.files, Origin(checkpoint))
+
+    def require_like(self, config: ModelConfig) -> None:
+        """Refuse a source of another model than that of ``config``.
+
+        Raises:
+            PlanError: A size or a constant differs.
+        """
+        other = self.source.config
+        names = (field.name for field in fields(ModelConfig) if field.name not in _MAY_DIFFER)
+        for name in names:
+            if getattr(other, name) != getattr(config, name):
+                raise PlanError(
+                    "tensors cannot be grafted from another model",
+                    file=self._path,
+                    expected=f"{name} {getattr(config, name)}",
+                    found=getattr(other, name),
+                )
