@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from pipeline import files
-from tasks.job import store_of
 from tasks.naming import MANIFEST
+from tasks.request import store_of
 from tasks.targets import read_document
 
 

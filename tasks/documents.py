@@ -38,7 +38,8 @@ from pipeline.report.tables import Table
 from pipeline.requant.twice import requantized
 from pipeline.store import ShardRecord
 from tasks.described import Described
-from tasks.job import KEEP_NAME, Job
+from tasks.job import Job
+from tasks.model_source import KEEP_NAME
 from tasks.naming import MANIFEST, SUMS, sums_text
 
 SCHEMA = 2

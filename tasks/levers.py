@@ -32,9 +32,9 @@ from pipeline.report.levers import (
 )
 from pipeline.report.tables import render_text
 from pipeline.report.units import GB
-from tasks.job import store_of
 from tasks.model_source import ModelSource, SourceParameters
 from tasks.recipe_file import read_recipe
+from tasks.request import store_of
 
 Number = TypeVar("Number", int, float)
 

@@ -7,7 +7,8 @@ import os
 import luigi
 
 from pipeline.store import ShardStore
-from tasks.job import Job, JobParameters, open_job, store_of
+from tasks.job import Job, open_job
+from tasks.request import JobParameters, store_of
 
 
 class CountParameter(luigi.IntParameter):

@@ -29,7 +29,7 @@ def plan_text(task: JobTask) -> str:
         *job.origin_tables(),
         *requant_tables(job.plans),
         *(importance_tables(job.coverage) if job.coverage else ()),
-        time_table(type_times(job.plans, job.is_weighted), n_threads=task.n_threads),
+        time_table(type_times(job.plans, job.weighing.knows), n_threads=task.n_threads),
         disk_table(job.nbytes, disk_need(job), n_threads=task.n_threads),
     ]
     return "\n".join(render_text(table) for table in tables)

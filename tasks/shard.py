@@ -69,7 +69,7 @@ def errors_of(
         source,
         n_rows=SAMPLED_ROWS,
         has=has,
-        importance=job.importance,
+        importance=job.weighing.importance,
         quantizer=job.quantizer,
     )
 
@@ -172,7 +172,7 @@ class ShardTask(JobTask):
                 source,
                 quantizer,
                 n_threads=self.n_threads,
-                importance=self.job.importance,
+                importance=self.job.weighing.importance,
                 events=events,
             )
 

@@ -158,7 +158,7 @@ class FillTogether(JobTask):
 
     def _fill(self, parts: Sequence[tuple[Job, int, ShardPart]], source: SourceReader) -> None:
         wanted = [
-            Wanted(part, block, job.importance)
+            Wanted(part, block, job.weighing.importance)
             for job, no, part in parts
             for block in blocks_of_shard(job.shards[no])
         ]

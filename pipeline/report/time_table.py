@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.model.targets.tensor import TargetTensor
 from pipeline.plan import Plan
+from pipeline.quant.fitness import advice
 from pipeline.quant.guard import takes_importance
 from pipeline.quant.speed import cpu_seconds, speeds
 from pipeline.quant.types import GgmlType
@@ -76,6 +77,8 @@ def _notes(times: tuple[TypeTime, ...], n_threads: int) -> tuple[str, ...]:
         "another type, or of more threads."
         for time in long
     ]
+    against = (advice(time.type, weighted=time.is_weighted) for time in times)
+    notes += [sentence for sentence in against if sentence]
     notes.append(
         f"Speeds as measured on {speeds().machine}; another machine may take half or twice as "
         "long. Reading and writing come on top where the disk is slower than that."

@@ -16,6 +16,7 @@ from pipeline.blocks import blocks_of_shard, spans_of
 from pipeline.fill import fill_blocks
 from pipeline.plan import PlannedShard
 from tasks.job import Job
+from tasks.model_source import ModelSource
 
 CHUNK_NBYTES = 1 << 20
 
@@ -74,6 +75,7 @@ def _source_names(shards: Sequence[PlannedShard]) -> list[str]:
 
 
 def _sizes(job: Job, shards: Sequence[PlannedShard]) -> Numbers:
+    assert isinstance(job.source, ModelSource), "only checkpoints are generated"
     nbytes = {spec.name: spec.nbytes for spec in job.source.specs}
     return {
         "n_weights": sum(t.target.n_params for shard in shards for t in shard.tensors),

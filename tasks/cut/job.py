@@ -22,8 +22,8 @@ from pipeline.experts.select import select
 from pipeline.store import ShardStore
 from tasks.cut.variant import Variant
 from tasks.cut.whole import WholeModel
-from tasks.job import store_of
 from tasks.keep.select import parse_criterion, parse_files
+from tasks.request import store_of
 
 
 @dataclass(frozen=True, slots=True)

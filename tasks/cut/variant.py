@@ -20,7 +20,7 @@ from pipeline.plan import Plan, PlannedShard
 from pipeline.store import ShardStore, shard_spec
 from tasks.cut.whole import WholeModel
 from tasks.documents import Told
-from tasks.job import store_of
+from tasks.request import store_of
 
 _EARLIER_COUNT = re.compile(r"-\d+E$")
 """How the stem of a model ends that was cut before."""

@@ -23,10 +23,10 @@ from pipeline.source.checkpoint import CONFIG_NAME, Checkpoint
 from pipeline.source.hub.ranges import Line, Piece, read_piece
 from pipeline.source.hub.remote import HubRemote, RangeIgnored
 from pipeline.source.scope import Scope
-from tasks.job import store_of
 from tasks.keep.output import publish_keep, require_name
 from tasks.origin import Origin, open_origin
 from tasks.progress import Progress
+from tasks.request import store_of
 from tasks.targets import PrintedTask
 
 TRUNK = Scope(only="layers.")

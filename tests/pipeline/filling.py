@@ -19,7 +19,8 @@ from pipeline.quant.types import TYPES
 from pipeline.source.checkpoint import open_checkpoint
 from pipeline.source.reader import SourceReader
 from pipeline.source.spec import Codec, MatrixRef
-from tasks.job import Job, JobParameters
+from tasks.job import Job
+from tasks.request import JobParameters
 from tests.pipeline.tiny_shards import header_bytes
 
 CHILDREN = multiprocessing.get_context("forkserver")
@@ -76,7 +77,7 @@ def fill(job, no, *, n_threads=2, events=None, source=None):
         source or SourceReader(job.checkpoint) as reader,
         ShardPart(path, header=shard.header, nbytes=shard.nbytes, spec=spec) as part,
     ):
-        options = {"importance": job.importance, "events": events}
+        options = {"importance": job.weighing.importance, "events": events}
         digests = fill_shard(part, shard, reader, job.quantizer, n_threads=n_threads, **options)
         record = job.store.save(spec, part.part, digests)
         part.publish()

@@ -10,7 +10,8 @@ from pipeline.model.roles import Role
 from pipeline.report.error_report import error_table
 from pipeline.report.tables import render_text
 from pipeline.source.reader import SourceReader
-from tasks.job import Job, JobParameters
+from tasks.job import Job
+from tasks.request import JobParameters
 from tests.pipeline.filling import fill, shard_path
 from tests.pipeline.importance.writing import measured, write_imatrix
 from tests.pipeline.oracle import Oracle, encode
@@ -88,7 +89,7 @@ def test_lookups_vectors_and_types_that_search_nothing_take_none(
 ):
     plain = job_with(small_miniature, tmp_path)
     pairs = list(zip(weighted.shard_specs, plain.shard_specs, strict=True))
-    assert weighted.importance(weighted.shards[ENGRAM].tensors[0].target) is None
+    assert weighted.weighing.importance(weighted.shards[ENGRAM].tensors[0].target) is None
     assert [a == b for a, b in pairs] == [False, True, False, False]
 
 
@@ -100,7 +101,7 @@ def test_the_gain_is_measured_and_shown(weighted):
             shard_path(weighted, EXPERTS),
             source,
             n_rows=64,
-            importance=weighted.importance,
+            importance=weighted.weighing.importance,
             quantizer=weighted.quantizer,
         )
     assert all(error.is_weighted for error in errors)
@@ -116,7 +117,7 @@ def test_the_gain_is_measured_and_shown(weighted):
 def test_the_metadata_names_the_matrix(weighted):
     fields = gguf.GGUFReader(shard_path(weighted, DENSE)).fields
     assert fields["quantize.imatrix.file"].contents() == "imatrix.gguf"
-    assert fields["quantmill.imatrix.sha256"].contents() == weighted.weights.matrix.sha256
+    assert fields["quantmill.imatrix.sha256"].contents() == weighted.weighing.weights.matrix.sha256
 
 
 def test_types_that_need_one_are_refused_without(small_miniature, tmp_path):

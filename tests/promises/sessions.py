@@ -95,12 +95,13 @@ def answers(port):
         return False
 
 
-def machine(folder, port, *words):
+def machine(folder, temporary, port, *words):
     """A luigi worker with a folder, temporary files and locks of its own, as on another host."""
-    (folder / "tmp").mkdir(parents=True)
+    folder.mkdir()
+    temporary.mkdir()
     (folder / "luigi.cfg").write_text(
         "[worker]\nkeep_alive=true\nwait_interval=0.5\nwait_jitter=0.1\nping_interval=0.5\n"
     )
     where = ("--scheduler-host", "127.0.0.1", "--scheduler-port", port)
     locks = ("--lock-pid-dir", folder / "locks")
-    return begin(*words, *where, *locks, cwd=folder, TMPDIR=str(folder / "tmp"))
+    return begin(*words, *where, *locks, cwd=folder, TMPDIR=str(temporary))

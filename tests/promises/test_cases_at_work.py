@@ -36,27 +36,25 @@ def test_fd_10_killed_in_the_middle_and_run_again(small_miniature, tmp_path, wan
 
 
 @pytest.mark.slow
-def test_fd_11_a_file_size_limit_stops_cleanly(small_miniature, tmp_path, wanted):
+def test_fd_11_a_file_size_limit_stops_cleanly(small_miniature, tmp_path, short_folder, wanted):
     """By `ulimit -f`; and no tensor ever goes through the folder for temporary files."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     words = command(*run_recipe(small_miniature))
     result = subprocess.run(
         ["bash", "-c", 'ulimit -f 3000; exec "$@"', "-", *words],
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(short_folder)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 30, result.stderr
     assert "Raise the file size limit (ulimit -f)" in result.stderr
     assert "Traceback" not in result.stderr
     assert_only_whole_files(tmp_path / "out", wanted)
-    again = luigi(*run_recipe(small_miniature), cwd=tmp_path, TMPDIR=str(temporary))
+    again = luigi(*run_recipe(small_miniature), cwd=tmp_path, TMPDIR=str(short_folder))
     assert again.returncode == 0, again.stderr
     assert_right(tmp_path / "out", wanted)
-    left = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+    left = sum(path.stat().st_size for path in short_folder.rglob("*") if path.is_file())
     assert left < 100_000
 
 

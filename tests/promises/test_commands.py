@@ -53,19 +53,13 @@ def test_p12_a_task_that_makes_nothing_is_30(small_miniature, tmp_path):
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 30, result.stderr
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        signal.SIGKILL,
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_p12_a_signal_leaves_no_child_and_no_harm(small_miniature, tmp_path, wanted, number):
     """Sent to luigi alone while a task process fills a shard."""
     out = tmp_path / "out"
@@ -73,8 +67,8 @@ def test_p12_a_signal_leaves_no_child_and_no_harm(small_miniature, tmp_path, wan
     try:
         assert wait_until(lambda: list(out.glob(".quantmill/*/shard.gguf.part")))
         session.send_signal(number)
-        assert session.wait(30) != 0
-        assert wait_until(lambda: alive(session.pid) == [], 10)
+        assert session.wait(120) != 0
+        assert wait_until(lambda: alive(session.pid) == [])
     finally:
         end_all(session)
     assert_only_whole_files(out, wanted)

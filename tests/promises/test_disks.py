@@ -16,7 +16,6 @@ from tests.promises.whole_job import (
     assert_right,
     installed,
     run_job,
-    say,
 )
 
 FULL_DISK = """
@@ -70,6 +69,7 @@ def can_mount():
     return shutil.which("unshare") and subprocess.run(words, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_p04_a_full_disk_stops_cleanly_and_resumes(small_miniature, tmp_path, undisturbed, wanted):
     """A disk of a few megabytes, in a mount namespace of the test's own."""
     if not can_mount():
@@ -82,7 +82,7 @@ def test_p04_a_full_disk_stops_cleanly_and_resumes(small_miniature, tmp_path, un
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr[-3000:]
 
@@ -103,7 +103,7 @@ def test_p04_a_file_size_limit_stops_cleanly_and_resumes(small_miniature, tmp_pa
     """The shards that fit under the limit are made; the others say what to raise."""
     out, limit = tmp_path / "out", 3_000_000
     words = [sys.executable, "-c", FILE_LIMIT, str(small_miniature), str(out), str(limit)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     assert_only_whole_files(out, wanted)
     assert len(list(out.glob(".quantmill/*/shard.gguf"))) == 2
@@ -130,20 +130,16 @@ def cut_calls(rng):
 
 def test_p05_short_reads_and_writes_are_completed(small_miniature, tmp_path, wanted, monkeypatch):
     """Calls cut at random, and none ever moves more than a few kilobytes."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    say(f"seed {seed}")
     monkeypatch.setattr(files, "MAX_CALL_NBYTES", 50_003)
-    installed(["_preadv", "_pwrite"], monkeypatch, cut_calls(random.Random(seed)))
+    installed(["_preadv", "_pwrite"], monkeypatch, cut_calls(random.Random(12)))
     assert run_job(small_miniature, tmp_path / "out").ok
     assert_right(tmp_path / "out", wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seam", "message"),
-    [
-        pytest.param("_preadv", "the file ends too early", marks=pytest.mark.slow),
-        ("_pwrite", "a write moved no byte"),
-    ],
+    [("_preadv", "the file ends too early"), ("_pwrite", "a write moved no byte")],
 )
 def test_p05_a_call_that_moves_nothing_is_refused(
     small_miniature, tmp_path, wanted, monkeypatch, seam, message

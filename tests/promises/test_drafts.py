@@ -32,6 +32,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_nothing_of_a_dropped_draft_stays(small_miniature, tmp_path, run):
     folder = tmp_path / "out/mini-r-mainline"
     assert run(small_miniature, "drop").ok

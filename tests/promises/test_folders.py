@@ -164,6 +164,7 @@ assert finals(folder / "out") == wanted
 """
 
 
+@pytest.mark.slow
 def test_a_read_only_source_will_do_and_a_read_only_output_is_told(
     small_miniature, tmp_path, wanted
 ):
@@ -176,7 +177,7 @@ def test_a_read_only_source_will_do_and_a_read_only_output_is_told(
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr[-3000:]
 

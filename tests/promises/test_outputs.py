@@ -12,8 +12,9 @@ from gguf.quants import dequantize
 from pipeline.quant.error_limits import ERROR_LIMITS
 from pipeline.recipe.schema import load_recipe
 from recipes import PlanRecipe
-from tasks.job import Job, JobParameters
+from tasks.job import Job
 from tasks.plan import plan_text
+from tasks.request import JobParameters
 from tests.pipeline.filling import MIXED
 from tests.pipeline.oracle import Oracle
 from tests.promises.whole_job import run_job

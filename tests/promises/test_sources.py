@@ -205,11 +205,10 @@ def test_p06_a_value_that_cannot_be_decoded_is_named_and_not_published(
 
 @pytest.mark.slow
 def test_p06_values_that_cannot_be_decoded_are_named_in_every_file(small_miniature, tmp_path):
-    seed = random.SystemRandom().randrange(1 << 32)
     kinds = places(small_miniature)
     assert len({name for _, name in kinds}) == N_SHARDS - 1
     for kind, name in kinds:
-        check_bad_value(small_miniature, tmp_path, kind, name, seed)
+        check_bad_value(small_miniature, tmp_path, kind, name, 13)
 
 
 FLIPPED = "model-00005-of-00014.safetensors"

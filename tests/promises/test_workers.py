@@ -1,7 +1,6 @@
 """P13: several processes, and several machines, on one output."""
 
 import os
-import random
 import re
 import signal
 
@@ -49,7 +48,7 @@ def test_p13_two_sessions_on_one_output_do_no_harm(small_miniature, tmp_path, wa
             sessions.append(begin(*words, cwd=folder))
             wait_until(lambda: False, delay)
         for session, folder in zip(sessions, folders, strict=True):
-            assert session.wait(60) == DONE, log_of(folder)
+            assert session.wait(300) == DONE, log_of(folder)
     finally:
         end_all(*sessions)
     assert_right(out, wanted)
@@ -66,7 +65,7 @@ MOMENTS = {
 }
 """Where this process stands when another finishes the same job."""
 
-FAST = ("before errors are measured", "before the shard is named")
+FAST = ("before the shard is named",)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +103,8 @@ def test_p13_a_slow_process_may_still_write_what_another_has_finished(
     small_miniature, tmp_path, wanted
 ):
     """Both fill the same shard; the slow one goes on with it long after it has got its name."""
-    out = tmp_path / "out"
-    options = {"pause": 0.1}
+    out, signal_to_go = tmp_path / "out", tmp_path / "go"
+    options = {"until": signal_to_go}
     slow = CHILDREN.Process(target=one_life, args=(small_miniature, out), kwargs=options)
     slow.start()
     try:
@@ -113,7 +112,8 @@ def test_p13_a_slow_process_may_still_write_what_another_has_finished(
         outcome = run_job(small_miniature, out)
         assert slow.is_alive()
         assert_only_whole_files(out, wanted)
-        slow.join(60)
+        signal_to_go.touch()
+        slow.join(300)
         assert slow.exitcode == 0
     finally:
         slow.kill()
@@ -123,13 +123,15 @@ def test_p13_a_slow_process_may_still_write_what_another_has_finished(
 
 
 @pytest.mark.slow
-def test_p13_the_same_command_twice_at_once_is_told(small_miniature, tmp_path, wanted):
-    first = begin(*run_recipe(small_miniature), cwd=tmp_path, TMPDIR=str(tmp_path))
+def test_p13_the_same_command_twice_at_once_is_told(
+    small_miniature, tmp_path, short_folder, wanted
+):
+    first = begin(*run_recipe(small_miniature), cwd=tmp_path, TMPDIR=str(short_folder))
     try:
-        assert wait_until(lambda: list(tmp_path.glob("luigi-*/*")))
-        second = luigi(*run_recipe(small_miniature), cwd=tmp_path, TMPDIR=str(tmp_path))
+        assert wait_until(lambda: list(short_folder.glob("luigi-*/*")))
+        second = luigi(*run_recipe(small_miniature), cwd=tmp_path, TMPDIR=str(short_folder))
         assert second.returncode == ALREADY_RUNNING, second.stderr
-        assert first.wait(60) == DONE
+        assert first.wait(300) == DONE
     finally:
         end_all(first)
     assert_right(tmp_path / "out", wanted)
@@ -145,15 +147,16 @@ def n_made(folder):
 
 
 @pytest.mark.slow
-def test_p13_two_machines_share_the_shards(small_miniature, tmp_path, wanted):
+def test_p13_two_machines_share_the_shards(small_miniature, tmp_path, short_folder, wanted):
     out = tmp_path / "out"
     words = run_recipe(small_miniature, "native", "--out", out, "--threads", 1)
     folders = [tmp_path / "a", tmp_path / "b"]
     sessions = []
     with scheduler(tmp_path / "scheduler") as port:
         try:
-            sessions += [machine(folder, port, *words) for folder in folders]
-            codes = [session.wait(90) for session in sessions]
+            for folder in folders:
+                sessions.append(machine(folder, short_folder / folder.name, port, *words))
+            codes = [session.wait(300) for session in sessions]
         finally:
             end_all(*sessions)
     say(f"exit codes {codes}, shards {[n_made(f) for f in folders]}")
@@ -171,26 +174,26 @@ def check_nothing_is_left_to_do(words, cwd):
 
 
 @pytest.mark.slow
-def test_p13_a_machine_that_dies_is_replaced_by_another(small_miniature, tmp_path, wanted):
+def test_p13_a_machine_that_dies_is_replaced_by_another(
+    small_miniature, tmp_path, short_folder, wanted
+):
     """One of two is killed with all its processes while it makes a shard."""
     out = tmp_path / "out"
     words = run_recipe(small_miniature, "native", "--out", out, "--threads", 1)
-    seed = random.SystemRandom().randrange(1 << 32)
-    say(f"seed {seed}")
     sessions = []
     with scheduler(tmp_path / "scheduler", **QUICK_TO_NOTICE) as port:
         try:
-            dying = machine(tmp_path / "dying", port, *words)
+            dying = machine(tmp_path / "dying", short_folder / "dying", port, *words)
             sessions.append(dying)
             assert wait_until(lambda: list(out.glob(".quantmill/*/shard.gguf.part")))
-            living = machine(tmp_path / "living", port, *words)
+            living = machine(tmp_path / "living", short_folder / "living", port, *words)
             sessions.append(living)
-            wait_until(lambda: False, random.Random(seed).uniform(0, 1.5))
+            wait_until(lambda: False, 0.8)
             os.killpg(dying.pid, signal.SIGKILL)
-            assert dying.wait(10) == -signal.SIGKILL
-            assert wait_until(lambda: alive(dying.pid) == [], 10)
+            assert dying.wait(60) == -signal.SIGKILL
+            assert wait_until(lambda: alive(dying.pid) == [])
             assert_only_whole_files(out, wanted)
-            code = living.wait(120)
+            code = living.wait(300)
         finally:
             end_all(*sessions)
     say(f"exit code {code}")

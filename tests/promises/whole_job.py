@@ -3,6 +3,7 @@
 Used by the tests of promises and by the processes that they start and kill.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -105,19 +106,32 @@ def _in_this_process():
         config.set("core", "log_level", "INFO")
 
 
-def one_life(source, out, death=None, pause=0.0, **parameters):
+def one_life(source, out, death=None, until=None, **parameters):
     """The job in a process of its own.
 
-    ``death`` is an `Nth` that ends the process; ``pause`` is slept before every block.
+    ``death`` is an `Nth` that ends the process; after a few blocks it waits until the file
+    ``until`` is there.
     """
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     if death:
         death.install()
-    if pause:
-        ShardStore.note = lambda *_: time.sleep(pause)
+    if until:
+        ShardStore.note = waiting(until)
     os._exit(0 if run_job(source, out, **parameters).ok else 1)
+
+
+def waiting(until, n_blocks=3):
+    """A listener that holds up every block but the first ones until the file is there."""
+    begun = itertools.count()
+
+    def note(*_):
+        if next(begun) >= n_blocks:
+            while not until.exists():
+                time.sleep(0.01)
+
+    return note
 
 
 def is_unfinished(path):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hub_server import HubServer
-from tests.tasks.commands import luigi, run_recipe
+from tests.promises.whole_job import run_job
 from tests.tasks.hub_runs import REPO, shard_digests
 
 
@@ -11,8 +11,8 @@ from tests.tasks.hub_runs import REPO, shard_digests
 def local(small_miniature, tmp_path_factory):
     """Digests of the shards that the folder itself gives."""
     cwd = tmp_path_factory.mktemp("local run")
-    result = luigi(*run_recipe(small_miniature), cwd=cwd)
-    assert result.returncode == 0, result.stderr
+    outcome = run_job(small_miniature, cwd / "out")
+    assert outcome.ok, outcome.text
     made = shard_digests(cwd)
     assert len(made) == 5
     return made

@@ -100,7 +100,7 @@ def kill_once(hub, cwd, *more, ready, after_s=0.0):
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         run.wait(timeout=60)
-    psutil.wait_procs(session(run.pid), timeout=10)
+    psutil.wait_procs(session(run.pid), timeout=60)
     assert session(run.pid) == []
     return told.read_text()
 

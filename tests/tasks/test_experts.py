@@ -28,9 +28,10 @@ from pipeline.source.checkpoint import open_checkpoint
 from pipeline.source.hub.access import HubAccess
 from recipes import CutCheckpoint, PlanCheckpointCut, RecoverExperts, SelectExperts
 from tasks.cut.checkpoint_job import open_checkpoint_cut
-from tasks.job import Job, JobParameters
+from tasks.job import Job
 from tasks.keep.select import halves_of, parse_files, parse_places
 from tasks.naming import listed_digests
+from tasks.request import JobParameters
 from tests.gguf_builder import draft_plan, small_config, small_plan, write_hollow
 from tests.hub_server import HubServer
 from tests.pipeline.experts.tables import random_table

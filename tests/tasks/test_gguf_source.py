@@ -12,8 +12,9 @@ from pipeline.miniature.hollow import write_headers_only
 from pipeline.model.metadata.required import NINE_KEYS, UNION_KEYS
 from pipeline.plan import Transform, make_plan
 from pipeline.requant.twice import requantized
-from tasks.job import Job, JobParameters
+from tasks.job import Job
 from tasks.plan import PlanRecipe
+from tasks.request import JobParameters
 from tests.gguf_builder import write_hollow
 from tests.pipeline.cut.models import keep_of
 from tests.promises.whole_job import run_job

@@ -9,7 +9,8 @@ from pipeline.experts.keep_json import write_keep
 from pipeline.model.layout import Layout
 from pipeline.plan import Transform
 from tasks.grafts import parse_grafts
-from tasks.job import Job, JobParameters
+from tasks.job import Job
+from tasks.request import JobParameters
 from tests.gguf_builder import write_hollow
 from tests.pipeline.cut.models import keep_of
 

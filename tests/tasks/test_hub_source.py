@@ -120,6 +120,7 @@ def test_a_second_source_and_the_hub_cache_fill_what_is_missing(
     assert f"let go: {ENGRAM[0]}" not in result.stdout
 
 
+@pytest.mark.slow
 def test_a_second_source_that_supplies_nothing_is_refused(hub, tmp_path, small_miniature):
     result = hub_run(hub, tmp_path, "--supplement", small_miniature)
     refused(result, tmp_path, "the second source supplies nothing that the first lacks")

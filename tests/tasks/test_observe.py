@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from pipeline.experts.importers.open import read_halves, read_saliency
 from pipeline.experts.saliency import Sum
 from tasks.observe.job import ObserveJob, ObserveParameters
 from tests.pipeline.observe.observing import Model, arithmetic_of, observed
+from tests.promises.sessions import alive, wait_until
 from tests.tasks.commands import command, files_of, luigi
 
 N_TOKENS = 300
@@ -85,6 +85,7 @@ def test_the_cost_is_told_beforehand(folder):
     assert "perplexity of the text's beginning" in after
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_and_a_plan_writes_nothing(folder, small_miniature):
     before = files_of(folder)
     again = luigi("ObserveExperts", "--source", small_miniature, *WORDS, cwd=folder)
@@ -118,6 +119,7 @@ def test_what_cannot_be_observed_is_refused(words, message, folder, small_miniat
     assert not (folder / "b").exists()
 
 
+@pytest.mark.slow
 def test_v4_is_refused_with_the_reason(small_v4_miniature, folder):
     result = luigi(
         "ObserveExperts", "--source", small_v4_miniature, *WORDS, "--out", "v4", cwd=folder
@@ -131,14 +133,16 @@ def test_v4_is_refused_with_the_reason(small_v4_miniature, folder):
 def test_a_killed_observation_goes_on(n_layers, folder, small_miniature, tmp_path):
     write_text(tmp_path)
     words = command("ObserveExperts", "--source", small_miniature, *WORDS)
-    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     for line in process.stdout:
         if line.startswith(f"layer {n_layers - 1}: "):
             break
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    time.sleep(1)  # its task process ends itself
+    assert wait_until(lambda: alive(process.pid) == [])  # its task process ends itself
     assert not (tmp_path / "observed.safetensors").exists()
     records = list(tmp_path.glob(".quantmill/observe/*/layer-*.json"))
     assert len(records) >= n_layers

@@ -9,21 +9,22 @@ import pytest
 
 from pipeline.miniature.hollow import write_headers_only
 from tasks.clean import unused
+from tests.promises.whole_job import run_job
 from tests.tasks.commands import files_of, luigi, run_recipe
 
 
 @pytest.fixture(scope="module")
-def outputs(miniature, tmp_path_factory):
+def outputs(small_miniature, tmp_path_factory):
     """A folder in which the native recipe has run in both layouts."""
-    cwd = tmp_path_factory.mktemp("both layouts")
+    out = tmp_path_factory.mktemp("both layouts") / "out"
     for layout in ("mainline", "fork"):
-        run = luigi(*run_recipe(miniature, "native", "--layout", layout), cwd=cwd)
-        assert run.returncode == 0, run.stderr
-    return cwd / "out"
+        outcome = run_job(small_miniature, out, layout=layout)
+        assert outcome.ok, outcome.text
+    return out
 
 
-def test_plan_prints_exact_bytes_and_writes_nothing(miniature, outputs, tmp_path):
-    words = ("--source", miniature, "--recipe", "native", "--name", "mini")
+def test_plan_prints_exact_bytes_and_writes_nothing(small_miniature, outputs, tmp_path):
+    words = ("--source", small_miniature, "--recipe", "native", "--name", "mini")
     result = luigi("PlanRecipe", *words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -32,6 +33,7 @@ def test_plan_prints_exact_bytes_and_writes_nothing(miniature, outputs, tmp_path
         assert f"{path.stat().st_size:,}" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("like", "total"), [("v4.1-flash", "510,286,023,000"), ("v4-flash-0731", "166,878,536,440")]
 )
@@ -43,20 +45,21 @@ def test_inspect_adds_up_the_full_size_models(tmp_path, like, total):
     assert total in result.stdout
 
 
-@pytest.mark.parametrize("layout", ["mainline", "fork"])
+@pytest.mark.parametrize("layout", ["mainline", pytest.param("fork", marks=pytest.mark.slow)])
 def test_check_engram_passes_on_an_output(outputs, layout):
     result = luigi("CheckEngram", "--path", outputs / f"mini-native-{layout}", cwd=outputs)
     assert result.returncode == 0, result.stderr
     assert "WRONG" not in result.stdout
 
 
-def test_check_engram_passes_on_the_source(miniature, tmp_path):
-    assert luigi("CheckEngram", "--path", miniature, cwd=tmp_path).returncode == 0
+@pytest.mark.slow
+def test_check_engram_passes_on_the_source(small_miniature, tmp_path):
+    assert luigi("CheckEngram", "--path", small_miniature, cwd=tmp_path).returncode == 0
 
 
-def test_check_engram_fails_on_a_wrong_row_count(miniature, tmp_path):
+def test_check_engram_fails_on_a_wrong_row_count(small_miniature, tmp_path):
     source = tmp_path / "source"
-    shutil.copytree(miniature, source)
+    shutil.copytree(small_miniature, source)
     config = json.loads((source / "config.json").read_text())
     config["text_config"]["engram_num_embeddings"][1] += 1
     (source / "config.json").write_text(json.dumps(config))
@@ -84,6 +87,7 @@ def test_relayout_gives_what_the_recipe_gives(outputs, tmp_path):
     assert files_of(tmp_path / "moved") == before
 
 
+@pytest.mark.slow
 def test_relayout_carries_no_damage_on(outputs, tmp_path):
     folder = tmp_path / "damaged"
     shutil.copytree(outputs / "mini-native-fork", folder)
@@ -105,8 +109,8 @@ def test_importing_the_tasks_is_light():
 
 
 @pytest.mark.slow
-def test_a_trial_fills_some_layers_and_a_full_run_goes_on(miniature, outputs, tmp_path):
-    words = ("--source", miniature, "--recipe", "native", "--name", "mini")
+def test_a_trial_fills_some_layers_and_a_full_run_goes_on(small_miniature, outputs, tmp_path):
+    words = ("--source", small_miniature, "--recipe", "native", "--name", "mini")
     trial = luigi("TryLayers", "--layers", "2-3", *words, cwd=tmp_path)
     assert trial.returncode == 0, trial.stderr
     assert "measured error by role" in trial.stdout
@@ -118,8 +122,8 @@ def test_a_trial_fills_some_layers_and_a_full_run_goes_on(miniature, outputs, tm
 
 
 @pytest.mark.slow
-def test_clean_names_only_what_no_output_shows(miniature, tmp_path):
-    assert luigi(*run_recipe(miniature), cwd=tmp_path).returncode == 0
+def test_clean_names_only_what_no_output_shows(small_miniature, tmp_path):
+    assert luigi(*run_recipe(small_miniature), cwd=tmp_path).returncode == 0
     store = tmp_path / "out" / ".quantmill"
     assert unused(tmp_path / "out") == []
     (store / ("0" * 16)).mkdir()

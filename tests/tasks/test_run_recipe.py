@@ -15,10 +15,10 @@ from tests.tasks.commands import command, files_of, luigi, run_recipe
 
 
 @pytest.fixture(scope="module")
-def finished(miniature, tmp_path_factory):
+def finished(small_miniature, tmp_path_factory):
     """A folder in which the native recipe has run once."""
     cwd = tmp_path_factory.mktemp("finished run")
-    result = luigi(*run_recipe(miniature), cwd=cwd)
+    result = luigi(*run_recipe(small_miniature), cwd=cwd)
     assert result.returncode == 0, result.stderr
     return cwd, result
 
@@ -57,16 +57,17 @@ def test_every_step_of_the_budget_is_told(finished):
     assert "draft (MTP)" in result.stdout
 
 
-def test_a_second_run_does_nothing(finished, miniature):
+def test_a_second_run_does_nothing(finished, small_miniature):
     before = files_of(finished[0])
-    result = luigi(*run_recipe(miniature), cwd=finished[0])
+    result = luigi(*run_recipe(small_miniature), cwd=finished[0])
     assert result.returncode == 0
     assert files_of(finished[0]) == before
 
 
-def test_another_threads_value_does_nothing_either(finished, miniature):
+@pytest.mark.slow
+def test_another_threads_value_does_nothing_either(finished, small_miniature):
     before = files_of(finished[0])
-    result = luigi(*run_recipe(miniature, "native", "--threads", 1), cwd=finished[0])
+    result = luigi(*run_recipe(small_miniature, "native", "--threads", 1), cwd=finished[0])
     assert result.returncode == 0
     assert files_of(finished[0]) == before
 
@@ -76,10 +77,10 @@ def stored_shards(cwd):
 
 
 @pytest.mark.slow
-def test_the_other_layout_shares_the_expert_shards(finished, miniature, tmp_path):
+def test_the_other_layout_shares_the_expert_shards(finished, small_miniature, tmp_path):
     cwd = copied(finished, tmp_path)
     before = stored_shards(cwd)
-    result = luigi(*run_recipe(miniature, "native", "--layout", "fork"), cwd=cwd)
+    result = luigi(*run_recipe(small_miniature, "native", "--layout", "fork"), cwd=cwd)
     assert result.returncode == 0, result.stderr
     made = stored_shards(cwd) - before
     assert len(made) == 3  # dense and two engram tables; the expert shard was there
@@ -88,12 +89,13 @@ def test_the_other_layout_shares_the_expert_shards(finished, miniature, tmp_path
     assert last[0].read_bytes() == last[1].read_bytes()
 
 
-def test_a_changed_type_remakes_only_its_shards(finished, miniature, tmp_path):
+@pytest.mark.slow
+def test_a_changed_type_remakes_only_its_shards(finished, small_miniature, tmp_path):
     cwd = copied(finished, tmp_path)
     recipe = (Path(__file__).parents[2] / "recipes" / "native.toml").read_text()
     (cwd / "native.toml").write_text(recipe.replace('routed = "MXFP4"', 'routed = "Q3_K"'))
     before = files_of(cwd / "out")
-    result = luigi(*run_recipe(miniature, cwd / "native.toml"), cwd=cwd)
+    result = luigi(*run_recipe(small_miniature, cwd / "native.toml"), cwd=cwd)
     assert result.returncode == 0, result.stderr
     kept = {name for name, state in files_of(cwd / "out").items() if before.get(name) == state}
     shards = {name for name in before if name.endswith("shard.gguf")}
@@ -103,9 +105,9 @@ def test_a_changed_type_remakes_only_its_shards(finished, miniature, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_changed_source_file_remakes_only_what_reads_it(finished, miniature, tmp_path):
+def test_a_changed_source_file_remakes_only_what_reads_it(finished, small_miniature, tmp_path):
     cwd, source = copied(finished, tmp_path), tmp_path / "source"
-    shutil.copytree(miniature, source)
+    shutil.copytree(small_miniature, source)
     before = stored_shards(cwd)
     shard = sorted(source.glob("*.safetensors"))[-1]  # the second engram layer's table
     content = bytearray(shard.read_bytes())
@@ -117,11 +119,11 @@ def test_a_changed_source_file_remakes_only_what_reads_it(finished, miniature, t
 
 
 @pytest.mark.slow
-def test_a_damaged_output_is_made_good(finished, miniature, tmp_path):
+def test_a_damaged_output_is_made_good(finished, small_miniature, tmp_path):
     cwd = copied(finished, tmp_path)
     shard = next((cwd / "out/.quantmill").glob("*/shard.gguf"))
     os.truncate(shard, 1000)
-    result = luigi(*run_recipe(miniature), cwd=cwd)
+    result = luigi(*run_recipe(small_miniature), cwd=cwd)
     assert result.returncode == 0, result.stderr
     result = luigi("VerifyOutput", "--path", "out/mini-native-mainline", cwd=cwd)
     assert result.returncode == 0, result.stderr
@@ -147,10 +149,16 @@ BAD_RUNS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_RUNS.values(), ids=BAD_RUNS.keys())
-def test_a_wrong_command_fails_with_one_clear_message(miniature, tmp_path, case):
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name == "no such recipe" else pytest.mark.slow)
+        for name, case in BAD_RUNS.items()
+    ],
+)
+def test_a_wrong_command_fails_with_one_clear_message(small_miniature, tmp_path, case):
     words, message = case
-    given = {"--recipe": "native", "--source": str(miniature), **dict([words])}
+    given = {"--recipe": "native", "--source": str(small_miniature), **dict([words])}
     result = luigi("RunRecipe", *(w for pair in given.items() for w in pair), cwd=tmp_path)
     assert result.returncode == 35
     assert message in result.stderr
@@ -158,18 +166,20 @@ def test_a_wrong_command_fails_with_one_clear_message(miniature, tmp_path, case)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wrong_recipe_fails_before_anything_is_written(miniature, tmp_path):
+@pytest.mark.slow
+def test_a_wrong_recipe_fails_before_anything_is_written(small_miniature, tmp_path):
     (tmp_path / "bad.toml").write_text('[roles]\nrouted = "Q3_K"\nengrams = "Q8_0"\n')
-    result = luigi(*run_recipe(miniature, "bad.toml"), cwd=tmp_path)
+    result = luigi(*run_recipe(small_miniature, "bad.toml"), cwd=tmp_path)
     assert result.returncode == 35
     assert "unknown key roles.engrams" in result.stderr
     assert "roles.attention is missing" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_an_aborting_quantizer_kills_one_task_and_is_named(miniature, tmp_path):
+@pytest.mark.slow
+def test_an_aborting_quantizer_kills_one_task_and_is_named(small_miniature, tmp_path):
     here = str(Path(__file__).parent)
-    words = ["AbortingRecipe", *map(str, run_recipe(miniature)[1:])]
+    words = ["AbortingRecipe", *map(str, run_recipe(small_miniature)[1:])]
     line = command()
     line[line.index("recipes")] = "aborting"
     result = subprocess.run(
@@ -178,7 +188,7 @@ def test_an_aborting_quantizer_kills_one_task_and_is_named(miniature, tmp_path):
         env={**os.environ, "PYTHONPATH": here},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 30, result.stderr
     assert "died" in result.stderr
@@ -200,9 +210,10 @@ def alive(session):
     return found
 
 
-def test_sigterm_leaves_no_child_and_no_final_name(miniature, tmp_path):
+@pytest.mark.slow
+def test_sigterm_leaves_no_child_and_no_final_name(small_miniature, tmp_path):
     run = subprocess.Popen(
-        command(*run_recipe(miniature)),
+        command(*run_recipe(small_miniature)),
         cwd=tmp_path,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
@@ -212,10 +223,10 @@ def test_sigterm_leaves_no_child_and_no_final_name(miniature, tmp_path):
     while not list(tmp_path.glob("out/.quantmill/*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     run.terminate()
-    run.wait(timeout=60)
+    run.wait(timeout=120)
     assert run.returncode != 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(run.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alive(run.pid) == []
-    assert luigi(*run_recipe(miniature), cwd=tmp_path).returncode == 0
+    assert luigi(*run_recipe(small_miniature), cwd=tmp_path).returncode == 0

@@ -12,8 +12,9 @@ from pipeline.gguf.model_file import read_model
 from pipeline.gguf.reader import GgufFile, read_gguf
 from pipeline.model.layout import Layout
 from pipeline.recipe.schema import load_recipe
-from tasks.job import Job, JobParameters
+from tasks.job import Job
 from tasks.naming import name_shards
+from tasks.request import JobParameters
 from tests.conftest import SMALL
 from tests.pipeline.cut.models import cut, first_file, keep_of
 from tests.pipeline.filling import fill, shard_path
