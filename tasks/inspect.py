@@ -7,8 +7,10 @@ from pathlib import Path
 
 import luigi
 
+from pipeline.errors import SourceError
 from pipeline.report.source_report import dtype_table
 from pipeline.report.tables import render_text
+from tasks.gguf_source import is_gguf
 from tasks.model_source import ModelSource, SourceParameters
 from tasks.targets import PrintedTask
 
@@ -23,6 +25,12 @@ class InspectSource(PrintedTask):
 
     def show(self) -> None:
         """Check, then print."""
+        if is_gguf(Path(self.source)):
+            raise SourceError(
+                "this is a finished GGUF, not a checkpoint",
+                file=self.source,
+                next_step="scripts/doctor says what it is and whether it is sound.",
+            )
         root = Path(self.out) / ".quantmill" / "sources"
         source = ModelSource(SourceParameters(self.source, root))
         specs, n_files = source.specs, len(source.checkpoint.files)

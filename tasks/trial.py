@@ -60,6 +60,12 @@ class TryLayers(PrintedTask, JobTask):
                 f"recipe {self.job.recipe.name} makes a draft only, which has no layers to try",
                 next_step="Run it: a draft is a small file.",
             )
+        if not any(name.startswith("layers.") for name in self.job.checkpoint.weight_map):
+            raise RecipeError(
+                "a trial fetches and fills the files of a few layers, and this source is a GGUF",
+                found=self.source,
+                next_step="Run the recipe: what is filled stays, whenever it is stopped.",
+            )
         match = _RANGE.fullmatch(self.layers)
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1

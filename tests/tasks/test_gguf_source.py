@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.errors import SourceError
 from pipeline.experts.keep_json import write_keep
 from pipeline.gguf.model_file import read_draft, read_model
 from pipeline.miniature.hollow import write_headers_only
 from pipeline.model.metadata.required import NINE_KEYS, UNION_KEYS
 from pipeline.plan import Transform, make_plan
 from pipeline.requant.twice import requantized
+from tasks.inspect import InspectSource
 from tasks.job import Job
 from tasks.plan import PlanRecipe
 from tasks.request import JobParameters
@@ -254,3 +256,10 @@ def test_what_is_rounded_twice_is_told(native, tmp_path, capsys):
     assert "quantized a second time" in shown
     rows = [line.split() for line in shown.splitlines() if " Q8_0 " in line and " Q3_K " in line]
     assert {row[0] for row in rows} == {"engram", "attention", "shared"}
+
+
+def test_tasks_for_checkpoints_say_what_to_do_with_a_gguf(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    task = InspectSource(source=str(tmp_path))
+    with pytest.raises(SourceError, match="scripts/doctor"):
+        task.show()
