@@ -90,23 +90,24 @@ def proof(answer: Answer) -> str:
 
 
 def next_sentence(frontier: Frontier, question: Question, answer: Answer) -> str:
-    """What a little more of the limit that decides would buy."""
+    """What a little more of the limit that decides would buy, in lines of `WIDTH`."""
     title = question.limits[frontier.axis].title
     step = frontier.next
     if step is None:
-        return f"More of the limit on {title} would buy nothing at once."
+        return f"A little more of the limit on {title} would buy nothing."
     total = question.error(answer.types)
     part = _part(step.error, total)
-    return (
+    return textwrap.fill(
         f"The next {_size(step.nbytes)} of the limit on {title} would take {part} off the sum: "
-        f"{_changes(step)}."
+        f"{_changes(step)}.",
+        WIDTH,
     )
 
 
 def as_comments(tables: Sequence[Table], sentence: str) -> str:
     """Tables and a sentence as TOML comments."""
     lines = "\n".join(render_text(table) for table in tables).splitlines()
-    lines += ["", *textwrap.wrap(sentence, WIDTH)]
+    lines += ["", *sentence.splitlines()]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 

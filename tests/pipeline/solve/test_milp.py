@@ -1,0 +1,122 @@
+"""The choice: exact, within every limit, and honest where time runs out."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from pipeline.solve.highs import Programme
+from pipeline.solve.milp import Option, least_error, undominated
+
+
+def best(groups, rooms):
+    """The least error of all choices, each looked at; nothing where none fits."""
+    choices = product(*groups)
+    fitting = (
+        sum(option.error for option in chosen)
+        for chosen in choices
+        if all(sum(o.costs[at] for o in chosen) <= room for at, room in enumerate(rooms))
+    )
+    return min(fitting, default=None)
+
+
+def cost(groups, numbers):
+    return sum(group[n].costs[0] for group, n in zip(groups, numbers, strict=True))
+
+
+def random_groups(rng, n_groups, n_limits, scale):
+    return [
+        [
+            Option(float(rng.random()), tuple(int(rng.integers(1, scale)) for _ in range(n_limits)))
+            for _ in range(int(rng.integers(1, 5)))
+        ]
+        for _ in range(n_groups)
+    ]
+
+
+@pytest.mark.parametrize("scale", [10, 10**5, 6 * 10**11])
+@pytest.mark.parametrize("n_limits", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_choice_is_better(seed, n_limits, scale):
+    rng = np.random.default_rng([seed, n_limits, scale])
+    groups = random_groups(rng, 5, n_limits, scale)
+    rooms = [int(scale * 5 * share) for share in rng.uniform(0.25, 0.7, n_limits)]
+    wanted, found = best(groups, rooms), least_error(groups, rooms, seconds=10)
+    if wanted is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.is_proved
+        assert found.error == pytest.approx(wanted, rel=1e-9)
+        chosen = [group[n] for group, n in zip(groups, found.options, strict=True)]
+        for at, room in enumerate(rooms):
+            assert sum(option.costs[at] for option in chosen) <= room
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_choice_is_better_where_one_fits_to_the_byte(seed):
+    rng = np.random.default_rng(seed)
+    groups = random_groups(rng, 5, 1, 6 * 10**11)
+    exact = cost(groups, [int(rng.integers(len(group))) for group in groups])
+    for room in (exact - 1, exact, exact + 1):
+        wanted, found = best(groups, [room]), least_error(groups, [room], seconds=10)
+        if wanted is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.error == pytest.approx(wanted, rel=1e-9)
+            assert cost(groups, found.options) <= room
+
+
+@pytest.mark.parametrize("nbytes", [999_999_999_999, 543_581_798_400])
+def test_what_fits_to_the_byte_is_found_and_a_byte_more_is_not(nbytes):
+    small, large = Option(1.0, (100,)), Option(0.0, (nbytes - 100,))
+    groups = [[small, large], [Option(0.0, (100,))]]
+    exact, less = (least_error(groups, [n], seconds=5) for n in (nbytes, nbytes - 1))
+    assert exact is not None
+    assert exact.options == (1, 0)
+    assert less is not None
+    assert less.options == (0, 0)
+
+
+def test_what_the_solver_lets_through_by_a_byte_is_asked_for_again(monkeypatch):
+    answers = iter([(0, 1), (1, 0)])
+
+    class Careless(Programme):
+        def solve(self, seconds):
+            return next(answers), 0.0
+
+    monkeypatch.setattr("pipeline.solve.highs.Programme", Careless)
+    groups = [[Option(1.0, (10,)), Option(2.0, (9,))], [Option(1.0, (9,)), Option(0.5, (11,))]]
+    found = least_error(groups, [20], seconds=5)
+    assert found is not None
+    assert found.options == (1, 0)
+
+
+def test_a_forbidden_choice_is_not_found_again():
+    groups = [[Option(1.0, (10,)), Option(2.0, (9,))], [Option(1.0, (9,)), Option(0.5, (11,))]]
+    programme = Programme(groups, [100])
+    assert programme.solve(5) == ((0, 1), 0.0)
+    programme.forbid((0, 1))
+    assert programme.solve(5) == ((0, 0), 0.0)
+
+
+def test_an_option_that_another_beats_in_everything_is_not_looked_at():
+    group = [Option(2.0, (5, 5)), Option(1.0, (5, 4)), Option(1.0, (5, 4)), Option(3.0, (1, 9))]
+    assert undominated(group) == [1, 3]
+
+
+def test_errors_far_apart_keep_their_order():
+    groups = [
+        [Option(1e-9, (10,)), Option(0.0, (20,))],
+        [Option(1e3, (10,)), Option(1e3 - 1e-3, (20,))],
+    ]
+    found = least_error(groups, [30], seconds=5)
+    assert found is not None
+    assert found.options == (0, 1)
+
+
+def test_nothing_to_choose_and_nothing_to_lose():
+    found = least_error([[Option(0.0, ())]], [], seconds=5)
+    assert found is not None
+    assert (found.options, found.error, found.is_proved) == ((0,), 0.0, True)
