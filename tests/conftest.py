@@ -1,15 +1,21 @@
 """Fixtures that several test modules share."""
 
 import random
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from pipeline.miniature.checkpoint import write_miniature
 from pipeline.miniature.size import MiniatureSize
 from pipeline.miniature.v4_size import V4Size
+
+# The same examples every time, however busy the machine is.
+settings.register_profile("suite", derandomize=True, database=None, deadline=None)
+settings.load_profile("suite")
 
 SMALL = MiniatureSize(
     n_layers=6,
@@ -45,6 +51,13 @@ def _same_numbers() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def short_folder():
+    """For TMPDIR: a process puts its sockets there, whose paths may have 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="mill-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,46 +1,58 @@
 """Stored rows back to float32, to measure what a type lost.
 
 Most types are decoded by ``gguf.quants``; the rest, which it lacks, after ggml's
-``ggml-quants.c`` (``dequantize_row_q1_0``, ``_q2_0``) and the OCP 8-bit float format.
+``ggml-quants.c`` (``dequantize_row_q1_0``, ``_q2_0``) and the OCP 8-bit float format. The types of
+ik_llama.cpp are decoded by its own library, where that is installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import TypeRuleError
+from pipeline.quant.ik import IkQuantizer
 from pipeline.quant.types import TYPES, GgmlType
 
 Rows = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
+def can_decode(ggml_type: GgmlType) -> bool:
+    """Whether `dequantize` takes ``ggml_type``: an ik type only where its library is installed."""
+    return ggml_type.family == "mainline" or IkQuantizer.package.is_installed
+
+
 def dequantize(ggml_type: GgmlType, rows: NDArray[np.uint8], n_cols: int) -> NDArray[np.float32]:
     """``rows`` [n, row_nbytes] of ``ggml_type`` as weights [n, n_cols].
 
     Raises:
-        TypeRuleError: An ik type, which only ik_llama.cpp can decode, or rows of another length.
+        TypeRuleError: Rows of another length.
+        QuantizeError: An ik type, and the library that decodes it is missing.
     """
-    if ggml_type.family != "mainline":
-        raise TypeRuleError(
-            f"{ggml_type.name} cannot be decoded here", next_step="Use ik_llama.cpp's own tools."
-        )
     if rows.shape[1] != ggml_type.row_nbytes(n_cols):
         raise TypeRuleError(
             f"these rows are not {n_cols:,} weights of {ggml_type.name}",
             expected=f"{ggml_type.row_nbytes(n_cols):,} bytes a row",
             found=f"{rows.shape[1]:,}",
         )
+    if ggml_type.family == "ik":
+        return _ik().dequantize(ggml_type, rows, n_cols)
     rows = np.ascontiguousarray(rows)
     decode = _OWN.get(ggml_type.name)
     if decode is None:
         number = gguf.GGMLQuantizationType(ggml_type.type_id)
         return np.asarray(gguf.quants.dequantize(rows, number), dtype=np.float32)
     return decode(rows).reshape(len(rows), n_cols)
+
+
+@cache
+def _ik() -> IkQuantizer:
+    return IkQuantizer()
 
 
 def _plain(dtype: str) -> Callable[[Rows], Floats]:

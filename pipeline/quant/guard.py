@@ -1,7 +1,11 @@
 """Checks that stand before every call into a C quantizer.
 
 ggml does not raise: it aborts the process, or writes garbage and returns the expected size. What
-it does was found by running ggml 0.20.2 on rows of one magnitude, each in its own process.
+it does was found by running ggml 0.20.2, and for ik_llama.cpp's types the build of
+ik-llama-cpp-python 0.1.5, on rows of one magnitude, on rows with a NaN or an infinity, and with
+importance that was zero, negative, not finite, tiny or huge, each in its own process. Of ik's types
+those in `ABORTS_ON_HUGE` die of NaN and infinity and the others store them; up to the limits below
+all encode as well as at 1; rows of zeros and blocks of zeros stay zeros.
 """
 
 from __future__ import annotations
@@ -33,13 +37,19 @@ NEEDS_IMPORTANCE: Mapping[str, str] = MappingProxyType(
         "IQ2_KT": _IK_POOR,
     }
 )
-"""Types that ask for an importance matrix, and why (llama.cpp ``tools/quantize``, ik's too)."""
+"""Types that ask for an importance matrix, and why (llama.cpp ``tools/quantize``, ik's too).
+
+Both tools also refuse Q2_K without one, but only inside their mixture Q2_K_S; alone it is usable.
+No kernel of ik's own types needs one."""
 
 ABORTS_WITHOUT_IMPORTANCE = frozenset(k for k, why in NEEDS_IMPORTANCE.items() if why is _ABORTS)
 """Types that may not reach the kernel without an importance matrix, whatever a recipe allows."""
 
-ABORTS_ON_HUGE = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
-"""Types whose grid search ends the process on NaN, infinite or huge (1e18) weights."""
+ABORTS_ON_HUGE = frozenset(
+    {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
+    | {"IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT", "IQ4_KSS", "IQ2_KL"}
+)
+"""Types whose grid search ends the process on NaN, infinite or huge (1e18, ik's 1e12) weights."""
 
 _F16_MAX = 65504.0
 _SEARCH_MAX = 1e5
@@ -73,6 +83,11 @@ _MAX_MAGNITUDE: Mapping[str, float] = MappingProxyType(
     }
 )
 _UNSEARCHED = frozenset(_MAX_MAGNITUDE) - {"Q4_1", "Q5_1"}
+
+
+def takes_importance(ggml_type: GgmlType) -> bool:
+    """Whether the kernel of ``ggml_type`` looks at an importance matrix at all."""
+    return ggml_type.name not in _UNSEARCHED
 
 
 def max_magnitude(ggml_type: GgmlType, importance: NDArray[np.float32] | None = None) -> float:

@@ -11,7 +11,8 @@ from benchmark.kernels import measure_kernel, measure_rates, measure_type
 from benchmark.meter import Numbers
 from pipeline.errors import QuantmillError
 from pipeline.quant.types import find_type
-from tasks.job import Job, JobParameters
+from tasks.job import Job
+from tasks.request import JobParameters
 
 
 def arguments() -> argparse.Namespace:

@@ -15,6 +15,7 @@ from pipeline.fill import TILE_WEIGHTS
 from pipeline.plan import PlannedShard, Transform
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.guard import ABORTS_WITHOUT_IMPORTANCE
+from pipeline.quant.libraries import Libraries
 from pipeline.quant.types import GgmlType
 from pipeline.source.decode import FP4_GROUP, decode_fp4, decode_fp8
 from pipeline.source.reader import SourceReader
@@ -51,14 +52,15 @@ def measure_kernel(job: Job, shards: Sequence[PlannedShard], n_threads: int) -> 
 def measure_type(job: Job, shards: Sequence[PlannedShard], ggml_type: GgmlType) -> Numbers:
     """Weights per CPU second of one thread in the kernel of ``ggml_type``."""
     tiles = _decoded(job, shards, TYPE_WEIGHTS, TILE_WEIGHTS[Transform.ENCODE])
+    libraries = Libraries()
     begin = time.thread_time()
-    job.quantizer.prepare([ggml_type])
+    libraries.prepare([ggml_type])
     numbers: Numbers = {"bpw": ggml_type.bpw, "prepare_cpu": time.thread_time() - begin}
     n_cols = max(tile.shape[1] for tile in tiles)
     importance = np.random.default_rng(0).lognormal(0.0, 1.2, n_cols).astype(np.float32)
     if ggml_type.name not in ABORTS_WITHOUT_IMPORTANCE:
-        numbers["rate"] = _rate(_quantized(job.quantizer, ggml_type, tiles, None))
-    numbers["rate_importance"] = _rate(_quantized(job.quantizer, ggml_type, tiles, importance))
+        numbers["rate"] = _rate(_quantized(libraries, ggml_type, tiles, None))
+    numbers["rate_importance"] = _rate(_quantized(libraries, ggml_type, tiles, importance))
     return numbers
 
 

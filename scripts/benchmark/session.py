@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from benchmark.checkpoint import checkpoint_nbytes
 from benchmark.lines import lines_of
 from benchmark.rounds import Rounds, run_child, run_rounds, steps
@@ -67,7 +69,8 @@ class Session:
         """Measure the kernels of these types only, print them, and give what `--json` keeps."""
         about, recipe = self.begin(), str(self.recipe())
         words = ("type", *self.places, "--recipe", recipe, "--kind", "experts", "--type")
-        speeds = {name: run_child((*words, name)) for name in names}
+        bar = tqdm(names, unit="type", disable=None)
+        speeds = {name: run_child((*words, name)) for name in bar}
         print(render_text(type_table(speeds)))
         return {"machine": about, "types": speeds}
 
@@ -97,9 +100,12 @@ def kept_lines(rounds: Rounds, n_threads: int) -> list[dict[str, object]]:
 def machine() -> dict[str, str]:
     """Processor, cores, Python and quantizer."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line for line in lines if line.startswith("model name")), platform.machine())
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    family = f" (family {facts['cpu family']})" if "cpu family" in facts else ""
     return {
-        "cpu": model.rpartition(":")[2].strip(),
+        "cpu": facts.get("model name", platform.machine()) + family,
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         "quantizer": GgmlQuantizer().version,

@@ -12,7 +12,8 @@ from unittest import mock
 
 from pipeline.plan import Plan
 from pipeline.recipe.values import ALLOWANCES
-from tasks.job import JobParameters, open_job
+from tasks.job import open_job
+from tasks.request import JobParameters
 from tests.promises.whole_job import run_job
 
 NAME = "mini"

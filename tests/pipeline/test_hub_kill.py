@@ -45,7 +45,7 @@ def finished(journal: Path) -> set[int]:
 
 
 def kill_once_finished(child, journal, n_pieces):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     try:
         while len(finished(journal)) < n_pieces and time.monotonic() < deadline:
             assert child.poll() is None, child.communicate()

@@ -210,7 +210,7 @@ def test_snapshot_by_environment_alone(small_miniature: Path, tmp_path: Path) ->
             env=hub.client_environment(tmp_path),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         sent = sum(each.nbytes for each in hub.requests if each.origin == "cdn")

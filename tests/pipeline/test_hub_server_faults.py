@@ -335,7 +335,7 @@ def test_leaving_ends_what_still_runs(folder: Path) -> None:
         assert idle.getresponse().read() == b""
         start = time.monotonic()
     with stalled, closing(idle):
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
         assert idle.sock.recv(1) == b""
     assert threading.active_count() == n_threads
     with pytest.raises(ConnectionRefusedError):

@@ -152,11 +152,11 @@ def test_a_stop_ends_a_wait_at_once():
     began = time.monotonic()
     with pytest.raises(Stopped):
         attempts.failed(TransferFault("x"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_crew_does_every_job_once_and_at_the_same_time():
-    meeting, done = threading.Barrier(3, timeout=5), []
+    meeting, done = threading.Barrier(3, timeout=60), []
 
     def work(job):
         meeting.wait()
@@ -171,7 +171,7 @@ def test_a_crew_stops_at_the_first_failure_and_leaves_a_hanging_thread():
 
     def work(job):
         if job == 0:
-            hanging.wait(20)
+            hanging.wait(60)
         elif job == 1:
             raise ValueError("no")
         else:
@@ -180,7 +180,7 @@ def test_a_crew_stops_at_the_first_failure_and_leaves_a_hanging_thread():
     began = time.monotonic()
     with pytest.raises(ValueError, match="no"):
         Crew(work, stopped).run(range(100), 2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert stopped.is_set()
     assert done == []
     hanging.set()
@@ -199,4 +199,4 @@ def test_the_first_failure_ends_the_file_and_the_waits(tmp_path):
     began = time.monotonic()
     with pytest.raises(SourceError, match="no such thing"):
         fetch_file(Refusing(None), FILE, tmp_path / "a.bin", n_connections=2, habits=habits)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30

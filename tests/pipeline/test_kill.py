@@ -92,7 +92,7 @@ def test_forty_kills_change_no_byte_and_cost_no_finished_block(
             log.unlink(missing_ok=True)
             process = child(job, block_weights=block_weights, log=log, pause=0.02)
             if rng.random() < 0.7:  # else it may die before it begins a block
-                while not log.exists():
+                while not log.exists() and process.is_alive():
                     time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.06))
             process.kill()
@@ -160,7 +160,9 @@ def test_death_around_the_last_renames(job, digest, seam, n, is_recorded, is_pub
     assert {entry.name for entry in final.parent.iterdir()} == {"shard.gguf", "record.json"}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
 def test_two_processes_on_one_shard_do_no_harm(job, digest, seed):
     rng = random.Random(seed)
     options = {"block_weights": 20_000, "pause": 0.001}

@@ -302,7 +302,7 @@ def test_a_layer_larger_than_the_limit_stands_alone() -> None:
     assert all(shard.nbytes > 1 << 20 for shard in shards)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(limit=st.integers(1, 40_000_000), layout=st.sampled_from(Layout))
 def test_any_limit_places_every_tensor_once(limit: int, layout: Layout) -> None:
     plan = small_plan(layout, limit)

@@ -1,4 +1,4 @@
-"""The type table against gguf-py and libggml, and the row sizes of ik's types."""
+"""The type table against gguf-py, libggml and ik_llama.cpp's library."""
 
 import ctypes
 
@@ -6,20 +6,38 @@ import gguf
 import pytest
 
 from pipeline.errors import TypeRuleError
-from pipeline.quant.ggml import _library_path
+from pipeline.quant.ggml import GgmlQuantizer
+from pipeline.quant.ik import IkQuantizer
 from pipeline.quant.types import TYPES, TYPES_BY_ID, find_type
 
 MAINLINE = [t for t in TYPES.values() if t.family == "mainline"]
 IN_LIBRARY = [t for t in MAINLINE if t.name != "F8_E4M3"]
 
 
-@pytest.fixture(scope="module")
-def library():
-    library = ctypes.CDLL(str(_library_path()))
+IK = [t for t in TYPES.values() if t.family == "ik"]
+UNKNOWN_TO_IK = {"TQ1_0", "TQ2_0", "NVFP4", "Q2_0", "Q1_0"}
+"""Q1_0 it reads under another name."""
+
+
+def opened(quantizer):
+    library = ctypes.CDLL(str(quantizer.package.path()))
     library.ggml_row_size.restype = ctypes.c_size_t
     library.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
     library.ggml_type_name.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture(scope="module")
+def library():
+    library = opened(GgmlQuantizer)
     library.ggml_blck_size.restype = ctypes.c_int64
+    return library
+
+
+@pytest.fixture(scope="module")
+def ik_library():
+    library = opened(IkQuantizer)
+    library.ggml_blck_size.restype = ctypes.c_int
     return library
 
 
@@ -31,13 +49,31 @@ def test_every_gguf_py_type_is_known_with_its_sizes(name):
     assert (ours.block, ours.block_nbytes) == gguf.GGML_QUANT_SIZES[number]
 
 
-@pytest.mark.parametrize("ours", IN_LIBRARY, ids=lambda t: t.name)
-def test_mainline_rows_are_libggml_rows(library, ours):
+def assert_same(library, ours):
     assert ours.block == library.ggml_blck_size(ours.type_id)
-    for n_cols in (ours.block, 5120, 2304):
+    for n_cols in (ours.block, 2 * ours.block, 5120, 2304, 20480):
         if n_cols % ours.block == 0:
             assert ours.row_nbytes(n_cols) == library.ggml_row_size(ours.type_id, n_cols)
     assert ours.planner_name == library.ggml_type_name(ours.type_id).decode()
+
+
+@pytest.mark.parametrize("ours", IN_LIBRARY, ids=lambda t: t.name)
+def test_mainline_rows_are_libggml_rows(library, ours):
+    assert_same(library, ours)
+
+
+@pytest.mark.parametrize("ours", IK, ids=lambda t: t.name)
+def test_ik_rows_are_its_library_s_rows(ik_library, ours):
+    assert_same(ik_library, ours)
+
+
+@pytest.mark.parametrize(
+    "ours", [t for t in IN_LIBRARY if t.name not in UNKNOWN_TO_IK], ids=lambda t: t.name
+)
+def test_ik_has_the_mainline_types_under_the_same_numbers(ik_library, ours):
+    # Its Q8_1 and Q8_K carry other sums; neither is ever in a file.
+    if ours.name not in ("Q8_1", "Q8_K"):
+        assert_same(ik_library, ours)
 
 
 @pytest.mark.parametrize(

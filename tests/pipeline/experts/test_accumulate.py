@@ -42,7 +42,7 @@ def assert_close(found, expected, rtol=1e-12):
         np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 999),
     n_tokens=st.integers(1, 20),

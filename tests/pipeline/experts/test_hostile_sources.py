@@ -176,7 +176,7 @@ def test_each_hostile_file_has_its_message(tmp_path, content, message):
     tracemalloc.stop()
     assert caught.value.file == str(path)
     assert len(str(caught.value)) < 600
-    assert took < 5
+    assert took < 20
     assert peak < 64_000_000
 
 
@@ -198,7 +198,7 @@ def test_nothing_in_place_of_a_file_is_told(tmp_path):
 GOOD = saved(observer_layers(random_table(1)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(place=st.integers(0, len(GOOD) - 1), flip=st.integers(1, 255), cut=st.booleans())
 def test_a_damaged_torch_file_is_read_or_refused_in_our_words(tmp_path_factory, place, flip, cut):
     path = tmp_path_factory.getbasetemp() / "damaged.pt"
@@ -209,7 +209,7 @@ def test_a_damaged_torch_file_is_read_or_refused_in_our_words(tmp_path_factory, 
         assert read_saliency(path).shape == (3, 12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
 def test_any_bytes_are_read_or_refused_in_our_words(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any bytes"

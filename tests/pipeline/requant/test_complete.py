@@ -15,7 +15,8 @@ from pipeline.model.tokens.token_map import compress_tokens, compress_vocabulary
 from pipeline.model.tokens.tokenizer import read_tokenizer
 from pipeline.requant.complete import completed
 from pipeline.requant.primes import prime_run
-from tasks.job import Job, JobParameters
+from tasks.job import Job
+from tasks.request import JobParameters
 from tests.gguf_builder import draft_plan, small_config, write_hollow
 from tests.gguf_forms import extra, with_keys, with_tensors
 
