@@ -67,10 +67,8 @@ def _compressed(named: Iterable[tuple[str | None, str]], vocab_size: int) -> NDA
     ids: dict[str, int] = {}
     mapped = np.empty(vocab_size, np.int32)
     for token_id, (token, text) in enumerate(named):
-        if _NOT_TEXT in text:
-            key = token or text
-        else:
-            key = normalizer.normalize_str(text) or text
+        is_text = _NOT_TEXT not in text
+        key = (normalizer.normalize_str(text) if is_text else token) or text
         mapped[token_id] = ids.setdefault(key, len(ids))
     return mapped
 
