@@ -14,6 +14,7 @@ from benchmark.checkpoint import checkpoint_nbytes
 from benchmark.lines import lines_of
 from benchmark.rounds import Rounds, run_child, run_rounds, steps
 from benchmark.tables import bench_table, type_table
+from benchmark.together import measure_together, together_table
 from pipeline.files import write_whole
 from pipeline.quant.ggml import GgmlQuantizer
 from pipeline.report.tables import render_text
@@ -82,6 +83,17 @@ class Session:
         print(render_text(bench_table(rounds, n_threads)))
         lines = kept_lines(rounds, n_threads)
         return {"machine": about, "threads": n_threads, "lines": lines, "rounds": rounds}
+
+    def together(
+        self, recipes: Sequence[str], n_rounds: int, *, n_threads: int
+    ) -> dict[str, object]:
+        """Measure these recipes one by one and in one pass, print it, give what `--json` keeps."""
+        about = self.begin()
+        rounds = measure_together(
+            self.checkpoint, self.out, recipes, n_rounds=n_rounds, n_threads=n_threads
+        )
+        print(render_text(together_table(rounds, recipes)))
+        return {"machine": about, "threads": n_threads, "together": rounds}
 
 
 def kept_lines(rounds: Rounds, n_threads: int) -> list[dict[str, object]]:

@@ -62,12 +62,12 @@ RECIPES = {
         lambda text: text.replace('indexer = "Q8_0"\n', ""),
         0,
     ),
+    # The first shard says the recipe in its metadata.
     "the engram's tables": (
         lambda text: text.replace("[sub_roles]\n", '[sub_roles]\nengram_table = "Q6_K"\n'),
-        1,
+        2,
     ),
     "a dense type": (lambda text: text.replace('shared = "Q8_0"', 'shared = "Q6_K"'), 1),
-    # The first shard names the file type, which follows from the experts.
     "the experts' type": (lambda text: text.replace('"MXFP4"', '"Q3_K"'), 2),
 }
 

@@ -8,13 +8,13 @@ from functools import cached_property, lru_cache
 
 import luigi
 
-from pipeline.quant.ggml import GgmlQuantizer
+from pipeline.quant.libraries import Libraries
 from recipes import RunRecipe
 from tasks.job import Job
 from tasks.shard import WriteShard
 
 
-class AbortingQuantizer(GgmlQuantizer):
+class AbortingQuantizer(Libraries):
     """Dies at its first Q8_0 row."""
 
     def quantize(self, ggml_type, rows, out, importance):

@@ -506,7 +506,7 @@ def test_both_ways_to_a_gguf_give_the_same_tensors(small_miniature, pruned, tmp_
     digests = []
     for source, out, words in jobs:
         assert run_job(source, out, **words).ok
-        (path,) = out.glob("*/mini-native-mainline.inventory.json")
+        (path,) = out.glob("*/mini-native*-mainline.inventory.json")
         digests.append({t["name"]: t["sha256"] for t in json.loads(path.read_text())["tensors"]})
     assert digests[0] == digests[1]
     assert len(digests[0]) == 173
