@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from pipeline.diagnosis.case import Case
 from pipeline.diagnosis.draft import drafts_beside
-from pipeline.diagnosis.engines import engines_of
 from pipeline.diagnosis.finding import counted
 from pipeline.diagnosis.tensors import roles_of
 from pipeline.experts.keys import keep_sentence
 from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import GgufModel
+from pipeline.model.engines import engines_of
 from pipeline.model.metadata.header_keys import HeaderKeys
 from pipeline.model.roles import ROLE_TITLES
 from pipeline.recipe.from_file import RECIPE_KEY
@@ -68,7 +68,8 @@ def facts_of(case: Case) -> Iterator[Fact]:
     cut = keep_sentence(model.key_values.values())
     if cut or case.is_pruned:
         yield Fact("pruned", cut or "its keys say so, not by which experts")
-    engines = engines_of(form, {tensor.type for tensor in case.tensors.values()})
+    types = {tensor.type for tensor in case.tensors.values()}
+    engines = [engine.name for engine in engines_of(form, types)]
     yield Fact("engines", "; ".join(engines) or "none: no engine knows form and types together")
     if not form.is_draft:
         drafts = [path.name for path in drafts_beside(case)]

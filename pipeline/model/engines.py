@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.model.form import V4_TARGET, V41_FORK, V41_MAINLINE, Form
+from pipeline.model.form import V4_DRAFT, V4_TARGET, V41_DRAFT, V41_FORK, V41_MAINLINE, Form
 from pipeline.quant.readers import reads
 from pipeline.quant.types import Family, GgmlType
 
@@ -21,11 +21,11 @@ _EXPERTS_IN_RAM = ("-ot", "exps=CPU")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A program that loads a target: which family's types it reads, and how it is told to."""
+    """A program that loads a file: which family's types it reads, and the words that help it."""
 
     name: str
     family: Family
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
     takes_draft: bool = True
 
 
@@ -36,16 +36,18 @@ ENGINES: Mapping[Form, tuple[Engine, ...]] = {
         Engine("ik_llama.cpp since pull request 2455", "ik", _EXPERTS_IN_RAM, takes_draft=False),
     ),
     V4_TARGET: (Engine("llama.cpp since pull request 25784", "mainline", _EXPERTS_IN_RAM),),
+    V41_DRAFT: (Engine("llama.cpp since pull request 25784 and its V4.1 branches", "mainline"),),
+    V4_DRAFT: (Engine("llama.cpp since pull request 25784", "mainline"),),
 }
-"""Form of a target -> its engines."""
+"""Form of a file -> the engines that load it, a draft beside its target."""
 
 
 def engines_of(form: Form, types: Iterable[GgmlType]) -> tuple[Engine, ...]:
-    """The engines that load a target of ``form`` whose tensors are of ``types``."""
+    """The engines that load a file of ``form`` whose tensors are of ``types``."""
     types = set(types)
     return tuple(
         engine
-        for engine in ENGINES.get(form, ())
+        for engine in ENGINES[form]
         if all(reads(engine.family, ggml_type) for ggml_type in types)
     )
 
@@ -58,7 +60,5 @@ def engines_sentence(form: Form, types: Iterable[GgmlType]) -> str:
     able = engines_of(form, types)
     if able:
         return "read by " + " and ".join(engine.name for engine in able)
-    strange = sorted(
-        {t.name for e in ENGINES.get(form, ()) for t in types if not reads(e.family, t)}
-    )
+    strange = sorted({t.name for e in ENGINES[form] for t in types if not reads(e.family, t)})
     return f"read by no engine that is known: not in this form with {', '.join(strange)}"

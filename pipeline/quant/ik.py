@@ -20,15 +20,28 @@ from numpy.typing import NDArray
 
 from pipeline.errors import TypeRuleError
 from pipeline.files import sha256_of
-from pipeline.quant.guard import ABORTS_ON_HUGE, check_importance
+from pipeline.quant.guard import ABORTS_ON_HUGE
 from pipeline.quant.library import COUNT, POINTER, LibraryQuantizer, Package, Signatures
 from pipeline.quant.types import TYPES, GgmlType
 
 _DISTRIBUTION = "ik-llama-cpp-python"
 
 IMPORTANCE_TOP = 15
-"""The largest importance of a call is brought to just below this power of two, little enough for
-`max_magnitude` to stay that of rows without importance."""
+"""The largest importance of a call is brought to just below this power of two. The kernels search
+blocks whose importance sums to next to nothing (1e-6 for some) as if there were none; apart from
+that a common factor changes nothing, and a power of two no rounding. With so much of it
+`max_magnitude` stays that of rows without importance."""
+
+_RAISED = frozenset({"IQ3_KT"})
+"""Types whose search ends the process on blocks whose weights are below about 1e-3 and differ widely
+in size: it squares sums that have become zero. Rows are raised by a power of two and their f32
+scales, which stand first in the stored row, lowered by it: the same bytes, where both succeed."""
+
+_RAISED_TOP = 13
+"""Below this power of two the largest weight of a raised row comes to lie."""
+
+_RAISED_LEAST = 2.0**-9
+"""Raised blocks below this are zeros: against the row's scale they are too small to be stored."""
 
 
 class _InitParams(ctypes.Structure):
@@ -95,24 +108,23 @@ class IkQuantizer(LibraryQuantizer):
                 out = np.empty((1, ggml_type.row_nbytes(row.size)), np.uint8)
                 self.quantize(ggml_type, row, out, np.ones(row.size, np.float32))
 
-    def quantize(
+    def _encode(
         self,
         ggml_type: GgmlType,
         rows: NDArray[np.float32],
         out: NDArray[np.uint8],
         importance: NDArray[np.float32] | None,
     ) -> None:
-        """Encode ``rows`` into ``out``; see `Quantizer.quantize`.
-
-        Blocks whose importance sums to next to nothing (1e-6, 1e-9 for some) are searched as if
-        there were none. A common factor changes nothing else, and a power of two no rounding, so
-        that the largest is brought to what `IMPORTANCE_TOP` says.
-        """
         if importance is not None:
-            check_importance(ggml_type, importance, rows.shape[1])
             exponent = IMPORTANCE_TOP - math.frexp(float(importance.max()))[1]
             importance = np.ldexp(importance, exponent)
-        super().quantize(ggml_type, rows, out, importance)
+        if ggml_type.name not in _RAISED:
+            super()._encode(ggml_type, rows, out, importance)
+            return
+        exponents, raised = _raise(rows, ggml_type.block)
+        super()._encode(ggml_type, raised, out, importance)
+        heads = out[:, :4].copy().view("<f4")
+        out[:, :4] = np.ldexp(heads, -exponents).view(np.uint8)
 
     def dequantize(
         self, ggml_type: GgmlType, rows: NDArray[np.uint8], n_cols: int
@@ -133,6 +145,16 @@ class IkQuantizer(LibraryQuantizer):
         for stored, row in zip(rows, out, strict=True):
             decode(stored.ctypes.data, row.ctypes.data, n_cols)
         return out
+
+
+def _raise(rows: NDArray[np.float32], block: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The power of two for each row as [n, 1], and the rows raised by it; see `_RAISED`."""
+    top = np.abs(rows).max(axis=1, keepdims=True)
+    exponents = np.where(top > 0, _RAISED_TOP - np.frexp(top)[1], 0).astype(np.int32)
+    raised = np.ldexp(rows, exponents)
+    blocks = raised.reshape(len(rows), -1, block)
+    blocks[np.abs(blocks).max(axis=2) < _RAISED_LEAST] = 0
+    return exponents, raised
 
 
 @contextmanager

@@ -84,8 +84,9 @@ class Package:
             QuantizeError: It is missing, cannot be loaded or lacks one of the functions.
         """
         path = self.path()
-        # The library's abort handler starts a debugger on the process unless told not to, which can
-        # hang for minutes. It reads only the environment, so there is no other way to tell it.
+        # ggml's abort handler starts a debugger on the process unless told not to, which can hang
+        # for minutes. It reads only the environment, so there is no other way to tell it; ik's
+        # cannot be told.
         os.environ["GGML_NO_BACKTRACE"] = "1"
         try:
             library = ctypes.CDLL(str(path))
@@ -194,13 +195,22 @@ class LibraryQuantizer:
         self._check_buffer("out", out, np.uint8, (n_rows, ggml_type.row_nbytes(n_cols)))
         if importance is not None:
             self._check_buffer("importance", importance, np.float32, (n_cols,))
+        self._encode(ggml_type, rows, out, importance)
+
+    def _encode(
+        self,
+        ggml_type: GgmlType,
+        rows: NDArray[np.float32],
+        out: NDArray[np.uint8],
+        importance: NDArray[np.float32] | None,
+    ) -> None:
+        """`quantize` after its checks."""
         written = self._library.ggml_quantize_chunk(
             ggml_type.type_id,
             rows.ctypes.data,
             out.ctypes.data,
             0,
-            n_rows,
-            n_cols,
+            *rows.shape,
             None if importance is None else importance.ctypes.data,
             *self.last_arguments,
         )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import QuantizeError, TypeRuleError
+from pipeline.quant import ik as ik_module
 from pipeline.quant.dequant import can_decode, dequantize
 from pipeline.quant.error_limits import ERROR_LIMITS
 from pipeline.quant.ggml import GgmlQuantizer
@@ -131,6 +132,29 @@ def test_zeros_stay_zeros(ik, name):
 def test_a_common_factor_of_the_importance_does_not_matter(ik, name, factor):
     scaled = quantized(ik, name, ROWS, IMPORTANCE * np.float32(factor))
     np.testing.assert_array_equal(scaled, quantized(ik, name, ROWS, IMPORTANCE))
+
+
+@pytest.mark.slow
+def test_small_rows_of_all_sizes_do_not_end_the_process(ik):
+    """IQ3_KT, without importance, on rows that its own search gives up."""
+    rng = np.random.default_rng(1)
+    for top in (1e-2, 1e-5, 1e-12, 1e-30) * 40:
+        rows = rng.normal(size=(4, 512)) * np.repeat(10.0 ** rng.uniform(-12, 0, (4, 16)), 32, 1)
+        rows = (rows / np.abs(rows).max(axis=1, keepdims=True) * top).astype(np.float32)
+        rows[3] = 0
+        decoded = dequantize(TYPES["IQ3_KT"], quantized(ik, "IQ3_KT", rows), 512)
+        assert not decoded[3].any()
+        assert np.linalg.norm(decoded - rows) < 0.25 * np.linalg.norm(rows)
+
+
+@pytest.mark.slow
+def test_raised_rows_have_the_bytes_of_the_library(ik, monkeypatch):
+    rows = np.random.default_rng(2).normal(0, 0.02, (8, 512)).astype(np.float32)
+    for importance in (None, IMPORTANCE):
+        raised = quantized(ik, "IQ3_KT", rows, importance)
+        with monkeypatch.context() as patch:
+            patch.setattr(ik_module, "_RAISED", frozenset())
+            np.testing.assert_array_equal(quantized(ik, "IQ3_KT", rows, importance), raised)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e28])
