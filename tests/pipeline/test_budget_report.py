@@ -275,7 +275,7 @@ def test_the_page_names_layout_units_and_what_is_left_out() -> None:
     page = budget_markdown(plan.name, [plan], tables, left_out, chart="budget.png")
     name = "model-published-q3_k_m"
     assert page.startswith(
-        f"# Byte budget of {name}\n\n- `{name}`: **deepseek41 fork**, read by ik"
+        f"# Byte budget of {name}\n\n- `{name}`: **deepseek41 fork**, read by the V4.1 branches"
     )
     assert "- draft (MTP): 2,401 tensors, 7,932,874,632 bytes = 7.933 GB (7.388 GiB)\n" in page
     assert "GB = 1,000,000,000 bytes, GiB = 1,073,741,824 bytes." in page
