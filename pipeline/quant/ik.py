@@ -33,9 +33,10 @@ that a common factor changes nothing, and a power of two no rounding. With so mu
 `max_magnitude` stays that of rows without importance."""
 
 _RAISED = frozenset({"IQ3_KT"})
-"""Types whose search ends the process on blocks whose weights are below about 1e-3 and differ widely
-in size: it squares sums that have become zero. Rows are raised by a power of two and their f32
-scales, which stand first in the stored row, lowered by it: the same bytes, where both succeed."""
+"""Types whose search ends the process on blocks whose weights are below about 1e-3 and differ
+widely in size: it squares sums that have become zero. Rows are raised by a power of two and their
+f32 scales, which stand first in the stored row, lowered by it: the same bytes, where both
+succeed."""
 
 _RAISED_TOP = 13
 """Below this power of two the largest weight of a raised row comes to lie."""
