@@ -233,12 +233,16 @@ class Request:
             )
 
     def _refuse_own_folder(self) -> None:
-        """Refuse to put the files where those of the source are.
+        """Refuse to put the files of one model where those of another are.
+
+        A checkpoint may lie there: its files have other names, and stay.
 
         Raises:
-            OutputError: They would have one folder.
+            OutputError: The source is a GGUF in the output folder.
         """
-        if self.folder.resolve() == self.source.checkpoint.folder.resolve():
+        source = self.source.checkpoint
+        is_gguf = any(name.endswith(".gguf") for name in source.files)
+        if is_gguf and self.folder.resolve() == source.folder.resolve():
             raise OutputError(
                 "the output folder is the source's own",
                 file=self.folder,

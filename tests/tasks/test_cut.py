@@ -48,7 +48,7 @@ def lists(folder: Path) -> str:
     return "ours.json,theirs.json"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """A folder in which a model with its draft has been cut by two lists, and what was said."""
     cwd = tmp_path_factory.mktemp("cut")

@@ -36,6 +36,7 @@ def finished(small_miniature, tmp_path_factory):
         yield server, cwd, hub_run(server, cwd)
 
 
+@pytest.mark.slow
 class TestAPlainRun:
     def test_it_gives_the_bytes_of_the_local_run(self, finished, local):
         _, cwd, result = finished

@@ -35,7 +35,7 @@ def write_text(folder):
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(small_miniature, tmp_path_factory):
     """A folder in which an observation has run."""
     cwd = write_text(tmp_path_factory.mktemp("observation"))

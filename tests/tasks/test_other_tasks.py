@@ -13,7 +13,7 @@ from tests.promises.whole_job import run_job
 from tests.tasks.commands import files_of, luigi, run_recipe
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def outputs(small_miniature, tmp_path_factory):
     """A folder in which the native recipe has run in both layouts."""
     out = tmp_path_factory.mktemp("both layouts") / "out"

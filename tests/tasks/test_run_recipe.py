@@ -14,7 +14,7 @@ import pytest
 from tests.tasks.commands import command, files_of, luigi, run_recipe
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(small_miniature, tmp_path_factory):
     """A folder in which the native recipe has run once."""
     cwd = tmp_path_factory.mktemp("finished run")
