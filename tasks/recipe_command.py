@@ -65,8 +65,9 @@ def diff(asked: argparse.Namespace) -> None:
 def import_(asked: argparse.Namespace) -> None:
     """Print the recipe that another tool's rules come to."""
     is_stdin = asked.rules == "-"
-    content = sys.stdin.read() if is_stdin else _text_of(Path(asked.rules))
-    rules = read_rules(content, name="standard input" if is_stdin else asked.rules)
+    where = "standard input" if is_stdin else asked.rules
+    content = sys.stdin.buffer.read() if is_stdin else files.read_bytes(Path(asked.rules))
+    rules = read_rules(_text_of(content, where), name=where)
     name = asked.name or ("imported" if is_stdin else Path(asked.rules).stem)
     base = _base(asked)
     output = base.output if base is not None else OutputTable()
@@ -126,11 +127,11 @@ def _base(asked: argparse.Namespace) -> Recipe | None:
     return parse_recipe(f"[roles]\n{roles}".encode(), Path("rest.toml"))
 
 
-def _text_of(path: Path) -> str:
+def _text_of(content: bytes, where: str) -> str:
     try:
-        return files.read_bytes(path).decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        raise RecipeError("the rules are not UTF-8 text", file=path, offset=error.start) from error
+        raise RecipeError("the rules are not UTF-8 text", file=where, offset=error.start) from error
 
 
 def _say(notes: Iterable[str]) -> None:

@@ -350,9 +350,12 @@ class Request:
             RecipeError: The recipe is made for one and nothing says which.
         """
         path = self.parameters.imatrix or self._beside_recipe(self.recipe.imatrix.file)
-        return Weighing(
-            self.recipe, path, lambda: Cuts(self.keep, self.recorded_keep, self.config.hidden)
-        )
+        return Weighing(self.recipe, path, self._cuts)
+
+    def _cuts(self) -> Cuts:
+        hidden = self.config.hidden
+        n_cols = {"gate": hidden, "up": hidden, "down": self.config.expert_ff}
+        return Cuts(self.keep, self.recorded_keep, n_cols)
 
     @cached_property
     def coverage(self) -> Coverage | None:

@@ -55,7 +55,12 @@ class RunRecipes(JobTask):
     recipe = luigi.Parameter(description="recipes, separated by commas")
 
     def requires(self) -> Iterator[RunRecipe]:
-        """The finished output of each recipe."""
+        """The finished output of each recipe.
+
+        Raises:
+            RecipeError: Two of them would have one folder.
+        """
+        _require_own_folders(FillTogether.of(self).jobs)
         for name in recipes_of(self.recipe):
             yield RunRecipe(**{**self.passed_on(), "recipe": name, "together": self.recipe})
 
@@ -74,7 +79,8 @@ class FillTogether(JobTask):
     def of(cls, task: JobTask) -> Self:
         """The one pass that ``task`` is part of."""
         shared = {name: getattr(task, name) for name in (*IDENTITY, *HABITS)}
-        return cls(**{**shared, "recipe": recipes_of(task.together)[0]})
+        words = task.together or task.recipe
+        return cls(**{**shared, "recipe": recipes_of(words)[0], "together": words})
 
     @property
     def jobs(self) -> list[Job]:
@@ -129,12 +135,16 @@ class FillTogether(JobTask):
 
     def _readable(self) -> Checkpoint:
         """One checkpoint with what any of the jobs reads: recipes without a draft see less."""
-        widest = max((job.sources.readable() for job in self.jobs), key=lambda c: len(c.weight_map))
-        at_hand: dict[str, SourceFile] = {}
-        for job in self.jobs:
-            readable = job.sources.readable()
-            at_hand |= {name: readable.files[name] for name in job.sources.needed}
-        return replace(widest, files={**widest.files, **at_hand})
+        seen = [job.sources.readable() for job in self.jobs]
+        files: dict[str, SourceFile] = {}
+        weight_map: dict[str, str] = {}
+        for one in seen:
+            files |= one.files
+            weight_map |= one.weight_map
+        for job, one in zip(self.jobs, seen, strict=True):
+            # Where they lie once they are here, for the files that a job has fetched.
+            files |= {name: one.files[name] for name in job.sources.needed}
+        return replace(seen[0], files=files, weight_map=weight_map)
 
     def _require_disk(self, missing: dict[str, tuple[Job, int]]) -> None:
         """Refuse what does not fit: each plan was accepted as if it were alone.
@@ -171,6 +181,19 @@ class FillTogether(JobTask):
             )
             groups = grouped(wanted)
             fill_together(groups, source, quantizer, n_threads=self.n_threads, events=events)
+
+
+def _require_own_folders(jobs: Sequence[Job]) -> None:
+    first: dict[str, Job] = {}
+    for job in jobs:
+        other = first.setdefault(job.name, job)
+        if other is not job:
+            raise RecipeError(
+                "two recipes have one name, and their files one folder",
+                file=job.folder,
+                found=f"{other.parameters.recipe} and {job.parameters.recipe}",
+                next_step="Give one of them another name (`name` in the recipe).",
+            )
 
 
 def _part(job: Job, no: int) -> ShardPart:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from pipeline.plan import PlannedShard
 from pipeline.quant.guard import takes_importance
 from pipeline.recipe.schema import Recipe
 
-_STACK = "blk.0.ffn_gate_exps.weight"
+_STACK = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,14 @@ class Cuts:
 
     here: KeepList | None
     in_all: KeepList | None
-    hidden: int
-    """Columns of a gate matrix."""
+    n_cols: Mapping[str, int]
+    """Columns of an expert's matrix: gate, up, down."""
 
     def for_matrix(self, matrix: ImportanceMatrix) -> KeepList | None:
         """The cut that ``matrix`` has to follow: the one that begins with as many experts."""
-        entry = matrix.entries.get(_STACK)
-        n_experts = entry.n_values // self.hidden if entry else None
+        stacks = ((_STACK.fullmatch(name), entry) for name, entry in matrix.entries.items())
+        counts = (entry.n_values // self.n_cols[match[1]] for match, entry in stacks if match)
+        n_experts = next(counts, None)
         cuts = [cut for cut in (self.here, self.in_all) if cut is not None]
         return next((cut for cut in cuts if cut.n_experts == n_experts), next(iter(cuts), None))
 

@@ -24,6 +24,9 @@ from pipeline.recipe.dump import RECIPE_KEY as RECIPE_KEY
 from pipeline.recipe.schema import Recipe, parse_recipe
 from pipeline.source.spec import Codec, MatrixRef
 
+_MOST_REPEATS = 3
+"""Repeats in a stored pattern: of names of 63 characters these are soon tried through."""
+
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 _FIXED = {
@@ -107,9 +110,25 @@ def _recorded(model: GgufModel) -> Recipe | str | None:
     if entry is None:
         return None
     try:
-        return parse_recipe(str(entry.value).encode(), model.files[0].path)
+        recipe = parse_recipe(str(entry.value).encode(), model.files[0].path, _nobody)
     except QuantmillError as error:
         return str(error)
+    slow = [one.match for one in (*recipe.override, *recipe.graft) if not _is_quick(one.match)]
+    return f"its pattern {slow[0]!r} might take for ever" if slow else recipe
+
+
+def _nobody(word: str, child: Path) -> None:
+    """What a stored recipe extends: a file that anybody made must not have others read."""
+    del word, child
+
+
+def _is_quick(pattern: str | None) -> bool:
+    """Whether a stranger's pattern is sure to end soon: few repeats, and none of a group.
+
+    Those that repeat repeats take time without end on a name that does not match.
+    """
+    repeats = re.findall(r"(?<!\\)[*+{]", pattern or "")
+    return len(repeats) <= _MOST_REPEATS and not re.search(r"\)[*+{]", pattern or "")
 
 
 def _disagreeing(

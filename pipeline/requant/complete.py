@@ -75,10 +75,10 @@ def _refuse_dialect(model: GgufModel) -> None:
     dialect = dialect_of(model)
     if dialect is not None and not dialect.tensors_fit:
         raise FormatError(
-            f"the file is no source: {dialect.name} ({dialect.makers})",
+            f"the file is no source: it is of another dialect. {dialect.why.rstrip('.')}",
             file=model.files[0].path,
             expected=" or ".join(Layout),
-            found=dialect.why,
+            found=f"{dialect.name} ({dialect.makers})",
             next_step=dialect.next_step,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -274,3 +275,23 @@ def test_a_broken_tensor_is_noted_and_left_out(model: GgufModel) -> None:
     found = recipe_of_file(broken)
     assert found.notes == (f"{name} should be F32 and will be when made anew",)
     assert found.recipe == recipe_of_file(model).recipe
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        ('extends="/etc/passwd"\n', "extends is not there"),
+        ('extends="native"\n', "extends is not there"),
+        ('override=[{match="^(.+)+Z$",type="Q8_0"}]\n', "might take for ever"),
+        ('override=[{match=".*.*.*.*Z$",type="Q8_0"}]\n', "might take for ever"),
+    ],
+)
+def test_what_a_stranger_stored_opens_no_file_and_takes_no_time(
+    model: GgufModel, stored: str, told: str
+) -> None:
+    roles = 'roles={routed="Q3_K",engram="Q3_K",attention="Q3_K",embedding="Q3_K",shared="Q3_K"}\n'
+    begin = time.monotonic()
+    found = recipe_of_file(with_keys(model, text(RECIPE_KEY, stored + roles)))
+    assert time.monotonic() - begin < 10
+    assert not found.is_recorded
+    assert any(told in note for note in found.notes), found.notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import tomllib
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import RecipeError
 from pipeline.files import write_whole
 from pipeline.model.layout import Layout
 from pipeline.recipe.dump import recipe_toml
-from tasks.recipe_command import main
+from tasks.recipe_command import import_, main
 from tasks.recipe_file import SHIPPED, read_recipe
 from tests.gguf_builder import small_plan, write_hollow
 
@@ -69,7 +71,7 @@ def test_export_and_import_are_inverse(said, tmp_path: Path) -> None:
 
 
 def test_import_takes_the_rest_from_one_type(said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("_exps=mxfp4,nothing=q8_0"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"_exps=mxfp4,nothing=q8_0")))
     out, err = said("import", "-", "--rest", "bf16", "--name", "x", "--layout", "fork")
     made = tomllib.loads(out)
     assert (made["name"], made["roles"]["shared"], made["output"]["layout"]) == (
@@ -82,7 +84,7 @@ def test_import_takes_the_rest_from_one_type(said, monkeypatch: pytest.MonkeyPat
 
 def test_import_says_what_stands_in_the_way(said, monkeypatch: pytest.MonkeyPatch) -> None:
     for words, expected in (((), "larger_than_fp4"), (("--allow", "larger_than_fp4"), "")):
-        monkeypatch.setattr("sys.stdin", io.StringIO("_exps=q6_K"))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"_exps=q6_K")))
         out, err = said("import", "-", "--rest", "BF16", *words)
         assert expected in err
         assert tomllib.loads(out).get("allow", []) == list(words[1:])
@@ -113,3 +115,9 @@ def test_mistakes_are_told_in_a_sentence(said, words: tuple[str, ...], answer: s
     assert out == ""
     assert re.search(answer, err)
     assert err.startswith("recipe: ")
+
+
+def test_import_names_bytes_that_are_no_text(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ffn=\xff\xfe")))
+    with pytest.raises(RecipeError, match="not UTF-8 text"):
+        import_(argparse.Namespace(rules="-"))

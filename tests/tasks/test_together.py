@@ -1,17 +1,18 @@
 """Several recipes in one command: the same files as one by one, in one pass."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 
 import pytest
 
+from pipeline.errors import RecipeError
 from pipeline.store import ShardStore
+from tasks.together import FillTogether, RunRecipes
 from tests.pipeline.filling import MIXED
 from tests.tasks.commands import command, files_of, luigi, run_recipe
-
-pytestmark = pytest.mark.slow
 
 
 def run_recipes(source, recipes, *more):
@@ -42,6 +43,7 @@ def sums_of(cwd):
     }
 
 
+@pytest.mark.slow
 def test_the_files_are_those_of_one_by_one_and_lie_on_the_disk_once(
     small_miniature, cwd, one_by_one
 ):
@@ -57,6 +59,7 @@ def test_the_files_are_those_of_one_by_one_and_lie_on_the_disk_once(
     assert files_of(cwd) == before
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(small_miniature, cwd, one_by_one):
     words = run_recipes(small_miniature, "native,mixed.toml", "--threads", "1")
     process = subprocess.Popen(
@@ -78,8 +81,38 @@ def test_killed_in_the_middle_it_goes_on(small_miniature, cwd, one_by_one):
     assert ShardStore(cwd / "out" / ".quantmill").root.exists()
 
 
+def together(source, recipes, out, **more):
+    return RunRecipes(source=str(source), recipe=recipes, out=str(out), name="mini", **more)
+
+
 @pytest.mark.parametrize("recipes", ["native,native", ","])
-def test_a_list_that_is_none_is_refused(small_miniature, cwd, recipes):
-    result = luigi(*run_recipes(small_miniature, recipes), cwd=cwd)
-    assert result.returncode == 35
-    assert "--recipe must name recipes, each once" in result.stderr
+def test_a_list_that_is_none_is_refused(small_miniature, tmp_path, recipes):
+    with pytest.raises(RecipeError, match="--recipe must name recipes, each once"):
+        list(together(small_miniature, recipes, tmp_path).requires())
+
+
+def test_two_recipes_of_one_name_are_refused(small_miniature, tmp_path):
+    """Each would undo what the other has put into the one folder."""
+    for folder, content in (("x", MIXED), ("y", MIXED.replace("Q6_K", "Q5_K"))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.toml").write_text(content)
+    recipes = f"{tmp_path / 'x' / 'same.toml'},{tmp_path / 'y' / 'same.toml'}"
+    with pytest.raises(RecipeError, match="two recipes have one name"):
+        list(together(small_miniature, recipes, tmp_path / "out").requires())
+
+
+def test_recipes_with_grafts_from_different_places_read_all_of_them(small_miniature, tmp_path):
+    """Each job sees only its own grafts beside the source."""
+    for name, role in (("one", "routed"), ("other", "shared")):
+        place = tmp_path / f"{name} checkpoint"
+        # Another time of change, so another source.
+        shutil.copytree(small_miniature, place, copy_function=shutil.copy)
+        graft = f'[[graft]]\nfrom = "{place}"\nroles = ["{role}"]\n'
+        (tmp_path / f"{name}.toml").write_text(MIXED + graft)
+    recipes = ",".join(str(tmp_path / f"{name}.toml") for name in ("one", "other"))
+    task = FillTogether.of(together(small_miniature, recipes, tmp_path / "out"))
+    checkpoint = task._readable()
+    for job in task.jobs:
+        for tensor in job.tensors:
+            for name in tensor.source_names:
+                checkpoint.locate(name)
