@@ -94,10 +94,11 @@ def read_exact(fd: int, out: memoryview, offset: int, path: Path) -> None:
         try:
             n = _preadv(fd, [out[done : done + MAX_CALL_NBYTES]], offset + done)
         except OSError as error:
+            is_folder = isinstance(error, IsADirectoryError)
             raise SourceError(
-                "the device refused a read",
+                "a folder, where a file is wanted" if is_folder else "the device refused a read",
                 file=path,
-                offset=offset + done,
+                offset=None if is_folder else offset + done,
                 found=os.strerror(error.errno or 0),
             ) from error
         if n == 0:

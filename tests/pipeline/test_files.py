@@ -404,3 +404,8 @@ def test_only_one_writer_at_a_time_holds_a_part(tmp_path):
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+def test_a_folder_where_a_file_is_wanted_is_called_one(tmp_path):
+    with pytest.raises(SourceError, match="a folder, where a file is wanted"):
+        files.read_bytes(tmp_path, 0, 4)
