@@ -28,7 +28,7 @@ from pipeline.plan import Transform
 from pipeline.quant.backend import Quantizer
 from pipeline.quant.guard import check_rows, takes_importance
 from pipeline.source.reader import SourceReader
-from pipeline.source.spec import MatrixRef
+from pipeline.source.spec import Codec, MatrixRef
 
 TILE_WEIGHTS = {Transform.ENCODE: 1 << 18, Transform.PRODUCT: 1 << 18}
 """Weights decoded at a time: 1 MiB of float32, long enough that the calls around it cost little."""
@@ -217,6 +217,14 @@ def _made_of(group: Sequence[Wanted]) -> list[_Made]:
     return list(made.values())
 
 
+def _share(part: ShardPart, ranges: Iterable[tuple[int, int, int]], at: int) -> bool:
+    for fd, offset, nbytes in ranges:
+        if not part.share(fd, offset, nbytes, at):
+            return False
+        at += nbytes
+    return True
+
+
 class _Filler:
     """Turns blocks into written, journaled bytes; one instance serves all threads."""
 
@@ -240,11 +248,12 @@ class _Filler:
         first = group[0].block
         self._events.started(slot, str(first))
         made = _made_of(group)
+        is_there = self._is_shared(made)
         n_tile = min(self._tile_rows(one.block) for one in made)
         for begin in range(first.begin, first.end, n_tile):
             if self.stopped.is_set():
                 return
-            self._fill_tile(made, begin, min(n_tile, first.end - begin))
+            self._fill_tile(made, begin, min(n_tile, first.end - begin), is_there=is_there)
         for matrix in first.matrices:
             self._source.check_unchanged(matrix)
             if self._forgets:
@@ -255,7 +264,24 @@ class _Filler:
                 record = BlockRecord(block.offset, block.nbytes, one.digest.hexdigest())
                 wanted.part.commit(record)
 
-    def _fill_tile(self, made: Sequence[_Made], begin: int, n_rows: int) -> None:
+    def _is_shared(self, made: Sequence[_Made]) -> bool:
+        """Take over what is copied from a finished file, where file systems can share it.
+
+        It is read all the same, for its digest; but a copy that shares extents takes no space.
+        """
+        first = made[0].block
+        matrix = first.matrices[0]
+        is_copy = all(one.block.tensor.transform is Transform.COPY for one in made)
+        if not is_copy or matrix.codec is not Codec.GGML:
+            return False
+        ranges = self._source.ranges(matrix, first.begin, first.end - first.begin)
+        return all(
+            _share(wanted.part, ranges, wanted.block.offset)
+            for one in made
+            for wanted in one.wanted
+        )
+
+    def _fill_tile(self, made: Sequence[_Made], begin: int, n_rows: int, *, is_there: bool) -> None:
         decoded = _Decoded(self._source, self._worker, begin, n_rows)
         for one in made:
             row_nbytes = one.block.tensor.row_nbytes
@@ -264,7 +290,8 @@ class _Filler:
             content = out.reshape(-1).data
             for wanted in one.wanted:
                 block = wanted.block
-                wanted.part.write(content, block.offset + (begin - block.begin) * row_nbytes)
+                if not is_there:
+                    wanted.part.write(content, block.offset + (begin - block.begin) * row_nbytes)
                 self._events.advanced(content.nbytes)
             one.digest.update(content)
 

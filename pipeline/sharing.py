@@ -13,6 +13,9 @@ from pipeline.errors import OutputError, SourceError
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 """What file systems answer that have no hard links, or not between these places."""
 
+_NO_COPIES = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What they answer that cannot copy inside the kernel, or not between these places."""
+
 
 def link_or_copy(existing: Path, name: Path) -> None:
     """Show ``existing`` under ``name`` too: hard link, else a copy, all or nothing."""
@@ -91,13 +94,35 @@ def copy_range(
         files.sync(fd_out, target)
 
 
+def share_range(
+    fd_in: int, offset: int, nbytes: int, fd_out: int, target: Path, target_offset: int
+) -> bool:
+    """`copy_range` between open files, where the file systems can: whether all bytes are there.
+
+    Raises:
+        OutputError: The disk failed.
+    """
+    done = 0
+    while done < nbytes:
+        try:
+            n = files.copy_inside(fd_in, fd_out, nbytes - done, offset + done, target_offset + done)
+        except OSError as error:
+            if error.errno in _NO_COPIES:
+                return False
+            raise files.output_error("cannot copy", target, error, target_offset + done) from error
+        if n == 0:
+            return False
+        done += n
+    return True
+
+
 def _copy_some(
     fd_in: int, fd_out: int, source: tuple[Path, int], target: tuple[Path, int], nbytes: int
 ) -> int:
     try:
         n = files.copy_inside(fd_in, fd_out, nbytes, source[1], target[1])
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        if error.errno not in _NO_COPIES:
             raise files.output_error("cannot copy", target[0], error, target[1]) from error
         n = min(nbytes, 1 << 24)
         chunk = memoryview(bytearray(n))

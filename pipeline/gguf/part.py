@@ -27,6 +27,7 @@ from pipeline import files
 from pipeline.errors import OutputError, QuantmillError, SourceError, VerifyError
 from pipeline.gguf.committer import Committer, append_durably, outlast_interrupts
 from pipeline.gguf.journal import BlockRecord, head_line, read_journal, record_lines
+from pipeline.sharing import share_range
 
 READ_NBYTES = 1 << 20
 
@@ -114,13 +115,19 @@ class ShardPart:
             OutputError: The disk failed, or another worker has finished or dropped the shard: a
                 file that has its final name is not written to, not even with equal bytes.
         """
-        if not files.is_open_as(self._fd, self.part):
-            raise OutputError(
-                "another worker finished or dropped this shard",
-                file=self.part,
-                next_step="Run the same command again.",
-            )
+        self._require_unfinished()
         files.write_exact(self._fd, content, offset, self.part)
+
+    def share(self, fd: int, offset: int, nbytes: int, at: int) -> bool:
+        """Take bytes of an open file over without moving them, where the file systems can.
+
+        What was shared counts as written; if not all of it was, nothing does.
+
+        Raises:
+            OutputError: As `write`.
+        """
+        self._require_unfinished()
+        return share_range(fd, offset, nbytes, self._fd, self.part, at)
 
     def commit(self, record: BlockRecord) -> None:
         """Hand a written block to the journal; waits only while many others do.
@@ -185,6 +192,14 @@ class ShardPart:
                 next_step="Run the same command again.",
             )
         files.remove(self.journal)
+
+    def _require_unfinished(self) -> None:
+        if not files.is_open_as(self._fd, self.part):
+            raise OutputError(
+                "another worker finished or dropped this shard",
+                file=self.part,
+                next_step="Run the same command again.",
+            )
 
     def _resumed(self) -> dict[int, BlockRecord]:
         """What the journal says; one without its part says nothing."""

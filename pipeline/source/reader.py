@@ -138,6 +138,16 @@ class SourceReader:
             elif matrix.codec is Codec.BF16:
                 bf16_bound(out.view(np.uint16))
 
+    def ranges(self, matrix: MatrixRef, row_begin: int, n_rows: int) -> list[tuple[int, int, int]]:
+        """Where rows of a matrix without scales lie: open file, offset, bytes, in their order.
+
+        Raises:
+            SourceError: The stored tensor does not fit ``matrix``, or a file cannot be opened.
+        """
+        codes = self._stored(matrix, row_begin, n_rows).codes
+        fd = self._fd(codes.file)
+        return [(fd, offset, nbytes) for offset, nbytes in codes.spans(row_begin, n_rows)]
+
     def check_unchanged(self, matrix: MatrixRef) -> None:
         """Whether the files of ``matrix`` are still those whose headers were read.
 

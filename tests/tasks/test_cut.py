@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -35,7 +36,7 @@ from tasks.cut.plan import AcceptCut, PlanCut, disk_need
 from tasks.naming import listed_digests
 from tests.pipeline.cut.models import N_EXPERTS, N_LAYERS, keep_of, shards, write_lists
 from tests.pipeline.cut.test_imatrix import entries, wanted, write_dat
-from tests.pipeline.filling import sha256_of
+from tests.pipeline.filling import refusing, sha256_of
 from tests.tasks.commands import command, files_of, luigi
 
 COUNTS = (5, 3)
@@ -226,6 +227,7 @@ def test_experts_that_were_copied_wrong_get_no_names(whole, tmp_path, monkeypatc
     job = task(CutExperts, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(SourceReader, "copy_rows", wrong)
+        patch.setattr(files, "_copy_file_range", refusing(errno.EXDEV))
         for shard in job.requires():
             shard.run()
     with pytest.raises(VerifyError, match=r"tensor blk\.2\.ffn_up_exps.*no expert of the model"):

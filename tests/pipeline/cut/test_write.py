@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import signal
 import sys
@@ -32,7 +33,7 @@ from tests.pipeline.cut.models import (
     shard_task,
     shards,
 )
-from tests.pipeline.filling import CHILDREN, PeakAnonymous, sha256_of
+from tests.pipeline.filling import CHILDREN, PeakAnonymous, refusing, sha256_of
 
 EXPERTS = 3
 """The first shard that holds stacks."""
@@ -125,6 +126,7 @@ def test_a_file_that_is_not_what_it_is_listed_as_is_not_carried_on(whole, tmp_pa
 
 
 def test_bytes_that_should_not_change_are_held_against_the_model(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_copy_file_range", refusing(errno.EXDEV))
     """The copy itself goes wrong, so journal and read-back find nothing."""
     copied = SourceReader.copy_rows
 
@@ -154,6 +156,7 @@ def test_a_model_that_changes_while_it_is_cut_is_refused(whole, tmp_path):
 
 
 def test_a_full_disk_stops_it_and_the_next_run_goes_on(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_copy_file_range", refusing(errno.EXDEV))
     wanted = begun(whole, tmp_path / "wanted", keep_of(5), keep_of(3))
     shard_task(wanted, EXPERTS).run()
     job = begun(whole, tmp_path / "out", keep_of(5), keep_of(3))
@@ -266,3 +269,30 @@ def test_memory_does_not_grow_with_the_stacks(tmp_path):
     with PeakAnonymous() as peak:
         shard_task(job, EXPERTS).run()
     assert peak.nbytes - peak.before < 20_000_000
+
+
+def test_copies_inside_the_kernel_have_the_bytes_of_copies_through_us(whole, tmp_path, monkeypatch):
+    keeps = keep_of(5), keep_of(3)
+    n_calls, real = 0, files._copy_file_range
+
+    def counted(*arguments):
+        nonlocal n_calls
+        n_calls += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(files, "_copy_file_range", counted)
+    inside = begun(whole, tmp_path / "inside", *keeps)
+    shard_task(inside, EXPERTS).run()
+    assert n_calls > 0
+    monkeypatch.setattr(files, "_copy_file_range", refusing(errno.EXDEV))
+    through = begun(whole, tmp_path / "through", *keeps)
+    shard_task(through, EXPERTS).run()
+    pairs = zip(stored(inside, EXPERTS), stored(through, EXPERTS), strict=True)
+    assert all(sha256_of(one) == sha256_of(other) for one, other in pairs)
+
+
+def test_a_disk_that_fails_inside_the_kernel_is_told(whole, tmp_path, monkeypatch):
+    job = begun(whole, tmp_path / "out", keep_of(5))
+    monkeypatch.setattr(files, "_copy_file_range", refusing(errno.ENOSPC))
+    with pytest.raises(OutputError, match="Free some space"):
+        shard_task(job, EXPERTS).run()
