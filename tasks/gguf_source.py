@@ -50,7 +50,7 @@ def is_gguf(path: Path) -> bool:
     """Whether what lies at ``path`` is read as a GGUF: a file, or a folder of such files only."""
     if path.is_dir():
         return not any(path.glob("*.safetensors*")) and any(path.glob("*.gguf"))
-    return path.suffix == ".gguf"
+    return path.suffix.lower() == ".gguf"
 
 
 class GgufSource:
@@ -143,6 +143,11 @@ class GgufSource:
         if self._draft is None or self._form.is_draft:
             return config_of(self._named.model, self._form)
         return config_of(self._named.model, self._form, (self._draft, form_of(self._draft)))
+
+    @property
+    def layout(self) -> Layout | None:
+        """The file's layout; V4 and a draft have one each, of which there is no choice."""
+        return self._form.layout
 
     @property
     def has_draft(self) -> bool:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from pipeline.digest import spec_digest
 from pipeline.errors import PlanError, RecipeError
-from pipeline.experts.keep import KeepList
+from pipeline.experts.keep import KeepList, shown
 from pipeline.model.config import ModelConfig
 from pipeline.model.layout import Layout
 from pipeline.model.targets.tensor import TargetTensor
-from pipeline.model.targets.trunk import Keep
+from pipeline.model.targets.trunk import Keep, has_entry_per_expert
 from pipeline.plan import PlannedTensor
 from pipeline.recipe.choose import graft_of
+from pipeline.recipe.paths import source_from
 from pipeline.recipe.schema import Recipe
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.hub.address import is_address
@@ -54,6 +55,44 @@ def parse_grafts(text: str) -> dict[str, str]:
     return found
 
 
+def grafts_for(recipe: Recipe, words: str) -> str:
+    """Of ``--graft``, the words that ``recipe`` uses: the others are for recipes beside it.
+
+    Raises:
+        RecipeError: ``words`` are not of the form.
+    """
+    labels = {label_of(word) for word in words_of(recipe)}
+    given = parse_grafts(words).items()
+    return ",".join(f"{label}={path}" for label, path in given if label in labels)
+
+
+def require_used(recipes: Sequence[Recipe], words: str) -> None:
+    """Refuse a label of ``--graft`` that none of ``recipes`` uses.
+
+    Raises:
+        RecipeError: There is one, or ``words`` are not of the form.
+    """
+    labels = list(dict.fromkeys(label_of(w) for recipe in recipes for w in words_of(recipe)))
+    spare = [label for label in parse_grafts(words) if label not in labels]
+    if spare:
+        raise RecipeError(
+            f"recipe {', '.join(recipe.name for recipe in recipes)} takes nothing from "
+            + ", ".join(spare),
+            expected=f"--graft with {', '.join(labels)}" if labels else "no --graft",
+            next_step="A [[graft]] of the recipe says which tensors are taken.",
+        )
+
+
+def words_of(recipe: Recipe) -> tuple[str, ...]:
+    """What ``recipe`` calls its other sources, each once."""
+    return tuple(dict.fromkeys(graft.origin for graft in recipe.graft))
+
+
+def label_of(word: str) -> str:
+    """By which label the command line may say where else a source is: the last part of a path."""
+    return PurePath(word).name
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """How many tensors come from a source, and how many bytes are made of it."""
@@ -68,8 +107,7 @@ class Grafts:
 
     def __init__(self, recipe: Recipe, *, given: str, beside: Path, root: Path) -> None:
         self._recipe = recipe
-        paths = _paths(recipe, parse_grafts(given), beside)
-        self._all = {word: Graft(path, root) for word, path in paths.items()}
+        self._all = {word: Graft(path, root) for word, path in _paths(recipe, given, beside)}
 
     def joined(self, first: Checkpoint) -> Checkpoint:
         """``first`` with the files of all others beside its own."""
@@ -92,13 +130,14 @@ class Grafts:
     ) -> tuple[TargetTensor, ...]:
         """``frame``, each tensor as the source that the recipe says stores it.
 
+        Experts are told by their numbers in the model before any cut.
+
         Args:
             frame: What is to be made.
             own: The source of all that no graft selects.
             layout: Of the file.
             keep: The experts of ``own`` that stay.
-            recorded: The same in the numbering of the model before any cut: other sources may have
-                all of its experts.
+            recorded: The same in the numbering of the model before any cut.
 
         Raises:
             PlanError: Another source is of another model, or has not the experts.
@@ -107,6 +146,7 @@ class Grafts:
         groups: dict[str | None, list[TargetTensor]] = {}
         for target in frame:
             groups.setdefault(graft_of(self._recipe, target), []).append(target)
+        wanted_experts = Experts.of(own, recorded)
         found: dict[str, TargetTensor] = {}
         for word, wanted in groups.items():
             if word is None:
@@ -114,7 +154,7 @@ class Grafts:
             else:
                 graft = self._all[word]
                 graft.require_like(own.config)
-                made = graft.stored(wanted, layout, _kept(graft, own, keep, recorded))
+                made = graft.stored(wanted, layout, graft.keep_for(wanted, wanted_experts))
             found |= {target.name: target for target in made}
         return tuple(found[target.name] for target in frame)
 
@@ -143,40 +183,75 @@ class Grafts:
         )
 
 
-def _kept(
-    graft: Graft, own: Source, keep: KeepList | None, recorded: KeepList | None
-) -> Keep | None:
-    """The experts of ``graft`` that are those of ``own`` that stay."""
-    n_experts = graft.source.config.n_experts
-    for kept, n_all in ((keep, own.config.n_experts), (recorded, recorded and recorded.n_experts)):
-        if n_experts == n_all:
-            return kept.layers if kept else None
-    # Tensors without an entry per expert can be taken all the same: shapes tell.
-    return None
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of every layer, by their numbers in the model of ``n_all`` before any cut."""
 
+    n_all: int
+    layers: Keep
+    file: Path
+    """Whose they are."""
 
-def _paths(recipe: Recipe, given: Mapping[str, str], beside: Path) -> dict[str, str]:
-    """What the recipe calls its other sources -> where they are."""
-    words = list(dict.fromkeys(graft.origin for graft in recipe.graft))
-    spare = [label for label in given if label not in words]
-    if spare:
-        raise RecipeError(
-            f"recipe {recipe.name} takes nothing from {', '.join(spare)}",
-            expected=f"--graft with {', '.join(words)}" if words else "no --graft",
-            next_step="A [[graft]] of the recipe says which tensors are taken.",
+    @classmethod
+    def of(cls, source: Source, keep: KeepList | None) -> Experts:
+        """Those of ``source`` that ``keep`` names; without one, all that it has."""
+        if keep is not None:
+            return cls(keep.n_experts, keep.layers, source.checkpoint.folder)
+        n_experts, n_layers = source.config.n_experts, source.config.n_layers
+        return cls(n_experts, (tuple(range(n_experts)),) * n_layers, source.checkpoint.folder)
+
+    def places_in(self, other: Experts) -> Keep | None:
+        """Where each stands among those of ``other``; nothing where both are the same.
+
+        Raises:
+            PlanError: ``other`` lacks one, or both are not told by the same numbers.
+        """
+        if self.n_all != other.n_all:
+            raise self._refusal(other, 0)
+        for layer, (mine, theirs) in enumerate(zip(self.layers, other.layers, strict=True)):
+            if not {*mine} <= {*theirs}:
+                raise self._refusal(other, layer)
+        if self.layers == other.layers:
+            return None
+        return tuple(
+            tuple(map({expert: place for place, expert in enumerate(theirs)}.__getitem__, mine))
+            for mine, theirs in zip(self.layers, other.layers, strict=True)
         )
-    return {word: given.get(word) or _beside(recipe, word, beside) for word in words}
+
+    def _refusal(self, other: Experts, layer: int) -> PlanError:
+        return PlanError(
+            "experts cannot be grafted: those of the other source are not those of the source",
+            file=other.file,
+            expected=f"{self._told(layer)}, as {self.file} with what is cut here",
+            found=other._told(layer),
+            next_step="Take them from a source that has all experts, or that was cut by the same "
+            "list; a checkpoint that was cut by another tool tells its experts by a keep.json "
+            "beside it (RecoverExperts).",
+        )
+
+    def _told(self, layer: int) -> str:
+        ids = self.layers[layer]
+        what = "all" if len(ids) == self.n_all else f"of layer {layer} {shown(ids)}"
+        return f"{len(ids):,} of {self.n_all:,} experts ({what})"
+
+
+def _paths(recipe: Recipe, given: str, beside: Path) -> Iterator[tuple[str, str]]:
+    """What the recipe calls its other sources, and where they are."""
+    require_used([recipe], given)
+    paths = parse_grafts(given)
+    for word in words_of(recipe):
+        yield word, paths.get(label_of(word)) or _beside(recipe, word, beside)
 
 
 def _beside(recipe: Recipe, word: str, folder: Path) -> str:
-    path = folder / word
-    if not is_address(word) and not path.exists():
+    path = source_from(folder, word)
+    if not is_address(path) and not Path(path).exists():
         raise RecipeError(
             f"recipe {recipe.name} takes tensors from {word!r}, and nothing says where that is",
-            expected=f"--graft {word}=PATH, or a file or folder of that name",
+            expected=f"--graft {label_of(word)}=PATH, or a file or folder of that name",
             found=f"no {path}",
         )
-    return word if is_address(word) else str(path)
+    return path
 
 
 class Graft:
@@ -226,6 +301,16 @@ class Graft:
             replace(target, matrices=tuple(labelled(m, self.label) for m in target.matrices))
             for target in made
         )
+
+    def keep_for(self, wanted: Iterable[TargetTensor], experts: Experts) -> Keep | None:
+        """Which of its experts are ``experts``; nothing where all are, or none are ``wanted``.
+
+        Raises:
+            PlanError: It has not all of them, or does not tell.
+        """
+        if not any(map(has_entry_per_expert, wanted)):
+            return None
+        return experts.places_in(Experts.of(self.source, self.source.earlier_keep))
 
     @cached_property
     def origins(self) -> Mapping[str, Origin]:

@@ -65,7 +65,7 @@ def _levers(asked: argparse.Namespace, config: ModelConfig) -> Iterator[Lever]:
     first, *others = map(read_recipe, asked.recipe)
     base = planned(first.name, sized_plan(first, config))
     yield base
-    for n_used in _fewer_used(asked.ser, config):
+    for n_used in dict.fromkeys(_fewer_used(asked.ser, config)):
         yield with_fewer_used(base, n_used, config.n_experts_used)
     for n_keep in _fewer_kept(asked.experts, config, first):
         plan = sized_plan(first, config, n_keep)

@@ -141,6 +141,10 @@ class ModelSource:
         return self.checkpoint.config_sha256
 
     @property
+    def layout(self) -> None:
+        """A checkpoint has none of the two layouts."""
+
+    @property
     def has_draft(self) -> bool:
         """Whether the draft is there."""
         return any(name.startswith(DRAFT_PREFIX) for name in self.checkpoint.weight_map)

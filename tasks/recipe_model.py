@@ -35,19 +35,20 @@ def targets_of(
     Args:
         source: A local checkpoint or GGUF, or one of `MODELS`.
         recipe: What gives the layout, where ``layout`` does not, and how many experts stay.
-        layout: The layout.
+        layout: The layout; where nothing says one, the source's own.
 
     Raises:
         SourceError: The source cannot be read.
         ConfigError: The model has no file in this layout.
     """
-    said = recipe.output.layout if recipe is not None else Layout.MAINLINE
-    layout = layout or said
+    if layout is None and recipe is not None:
+        layout = recipe.output.said_layout
     if source in _RELEASES:
         config = read_config(config_of(_RELEASES[source]))
-        return target_tensors(config, layout, _kept(recipe, config.n_layers))
+        return target_tensors(config, layout or Layout.MAINLINE, _kept(recipe, config.n_layers))
     with tempfile.TemporaryDirectory() as root:
         opened = open_source(source, Path(root))
+        layout = layout or opened.layout or Layout.MAINLINE
         keep = _kept(recipe, opened.config.n_layers)
         return opened.stored(opened.frame(layout, keep), layout, keep)
 

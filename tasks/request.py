@@ -26,6 +26,7 @@ from pipeline.model.targets.tensor import TargetTensor
 from pipeline.model.targets.trunk import cut_model, target_form
 from pipeline.plan import Plan, make_plan
 from pipeline.recipe.dump import RECIPE_KEY, recipe_line
+from pipeline.recipe.paths import source_from
 from pipeline.recipe.resolve import resolve_types
 from pipeline.recipe.schema import Recipe
 from pipeline.recipe.values import DraftMode
@@ -34,6 +35,7 @@ from pipeline.requant.keys import RELEASE_KEY
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.store import ShardStore
 from pipeline.verify import check_plan
+from tasks.gguf_source import is_gguf
 from tasks.grafts import Grafts
 from tasks.model_source import KEEP_NAME as KEEP_NAME
 from tasks.model_source import SourceParameters
@@ -89,13 +91,15 @@ class Request:
 
     @cached_property
     def keep(self) -> KeepList | None:
-        """The routed experts that stay, where not all do.
+        """The routed experts that stay, where not all do; a draft's are never cut.
 
         Raises:
             RecipeError: The recipe is made for fewer experts and no list says which.
             PlanError: The list does not fit the model or the recipe, or the model cannot be cut.
             SourceError: The file holds no keep list.
         """
+        if self._is_draft_only:
+            return None
         table = self.recipe.experts
         path = self.parameters.keep or self._beside_recipe(table.keep)
         if not path:
@@ -121,7 +125,11 @@ class Request:
 
     def _beside_recipe(self, name: str | None) -> str:
         """A file that the recipe names: from its own folder on."""
-        return str(recipe_path(self.parameters.recipe).parent / name) if name else ""
+        return str(self._recipe_folder / name) if name else ""
+
+    @property
+    def _recipe_folder(self) -> Path:
+        return recipe_path(self.parameters.recipe).parent
 
     @property
     def model(self) -> ModelConfig:
@@ -130,18 +138,22 @@ class Request:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout asked for on the command line, else the recipe's."""
+        """The layout asked for on the command line, else the recipe's, else the source's own."""
         asked = self.parameters.layout
         if asked and asked not in list(Layout):
             raise OutputError("unknown layout", expected=" or ".join(Layout), found=asked)
-        return Layout(asked) if asked else self.recipe.output.layout
+        if asked:
+            return Layout(asked)
+        output = self.recipe.output
+        return output.said_layout or self.source.layout or output.layout
 
     @cached_property
     def source(self) -> Source:
         """What is read: a checkpoint, or a finished GGUF."""
+        said = self.recipe.source.path or ""
         return source_of(
             SourceParameters(
-                source=self.parameters.source or self.recipe.source.path or "",
+                source=self.parameters.source or (said and source_from(self._recipe_folder, said)),
                 root=self._sources_root,
                 supplement=self.parameters.supplement,
                 checksums=self.parameters.checksums,
@@ -163,7 +175,7 @@ class Request:
         return Grafts(
             self.recipe,
             given=self.parameters.graft,
-            beside=recipe_path(self.parameters.recipe).parent,
+            beside=self._recipe_folder,
             root=self._sources_root,
         )
 
@@ -185,6 +197,7 @@ class Request:
             stem += f"-{self.keep.n_kept}E"
         if self._is_draft_only:
             return stem if stem.endswith(draft_stem("")) else draft_stem(stem)
+        self._frame  # noqa: B018 - a source without a target says so
         layout = target_form(self.config, self.layout).layout
         return f"{stem}-{layout}" if layout else stem
 
@@ -207,6 +220,7 @@ class Request:
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
         """The plan of each file to make: the target, the draft, or both, as the recipe says."""
+        self._refuse_idle_words()
         target = () if self._is_draft_only else (self._target_plan(),)
         drops = self.recipe.draft.mode is DraftMode.DROP
         self._refuse_own_folder()
@@ -238,15 +252,34 @@ class Request:
         A checkpoint may lie there: its files have other names, and stay.
 
         Raises:
-            OutputError: The source is a GGUF in the output folder.
+            OutputError: A source, or what tensors are grafted from, is a GGUF in the output folder.
         """
-        source = self.source.checkpoint
-        is_gguf = any(name.endswith(".gguf") for name in source.files)
-        if is_gguf and self.folder.resolve() == source.folder.resolve():
-            raise OutputError(
-                "the output folder is the source's own",
-                file=self.folder,
-                next_step="Choose another --out or --name.",
+        folder = self.folder.resolve()
+        for source_file in self.checkpoint.files.values():
+            path = source_file.path
+            folders = (path.parent.resolve(), path.resolve().parent)
+            if is_gguf(path) and folder in folders:
+                raise OutputError(
+                    "the output folder is that of a source",
+                    file=self.folder,
+                    found=f"{path.name}, which is read",
+                    next_step="Choose another --out or --name.",
+                )
+
+    def _refuse_idle_words(self) -> None:
+        """Refuse what would change nothing.
+
+        Raises:
+            RecipeError: A keep list or an importance matrix is given for a draft alone.
+        """
+        asked = self.parameters
+        idle = [f"--{word}" for word in ("keep", "imatrix") if getattr(asked, word)]
+        if self._is_draft_only and idle:
+            raise RecipeError(
+                f"recipe {self.recipe.name} makes a draft alone, whose experts are never cut and "
+                "which no importance matrix knows",
+                found=" and ".join(idle),
+                next_step=f"Leave {' and '.join(idle)} out: the draft goes with every cut.",
             )
 
     @property

@@ -52,6 +52,10 @@ class Source(Protocol):
         """The model."""
 
     @property
+    def layout(self) -> Layout | None:
+        """The layout of its target, where it has one of the two."""
+
+    @property
     def has_draft(self) -> bool:
         """Whether the draft is there."""
 

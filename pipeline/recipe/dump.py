@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import cast
 
+from pipeline.model.layout import Layout
 from pipeline.recipe.schema import Recipe
 
 RECIPE_KEY = "quantmill.recipe.toml"
@@ -31,13 +32,13 @@ def recipe_toml(recipe: Recipe) -> str:
 def recipe_line(recipe: Recipe) -> str:
     """``recipe`` as briefly as a recipe file can be, for the metadata of what is made by it.
 
-    Defaults are left out, and of paths all but the name: what folders someone has is nobody's
-    business. It loads as any recipe does.
+    Defaults are left out, the mainline layout among them, since a file shows its own; and of paths
+    all but the name: what folders someone has is nobody's business. It loads as any recipe does.
     """
     lean = recipe.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, exclude={"source"}
     )
-    shown = _without_nothing(_named_only(lean))
+    shown = _without_nothing(_without_usual(_named_only(lean)))
     return "".join(f"{key}={_value(value, tight=True)}\n" for key, value in shown.items())
 
 
@@ -60,6 +61,14 @@ def _without_nothing(table: Dumped) -> dict[str, object]:
         if kept not in _NOTHING.get(key, ({}, "")):
             found[key] = kept
     return found
+
+
+def _without_usual(dumped: dict[str, object]) -> dict[str, object]:
+    """``dumped`` without a layout that a reader takes for granted."""
+    output = dumped.get("output")
+    if not isinstance(output, dict) or output.get("layout") != Layout.MAINLINE:
+        return dumped
+    return {**dumped, "output": {key: one for key, one in output.items() if key != "layout"}}
 
 
 _PATHS = (("imatrix", "file"), ("experts", "keep"))

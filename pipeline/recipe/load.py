@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pipeline import files
 from pipeline.errors import RecipeError
-
-RawTable = Mapping[str, object]
+from pipeline.recipe.paths import RawTable, as_seen_from
 
 FindParent = Callable[[str, Path], Path | None]
 """The file that a word after `extends` means in the recipe at a path, or nothing."""
@@ -58,11 +57,19 @@ def read_chain(content: bytes, path: Path, find: FindParent = beside) -> tuple[R
 
 
 def merged(chain: Sequence[RawFile]) -> dict[str, object]:
-    """One table of all: a child's keys win, its overrides and grafts stand before the parent's."""
+    """One table of all: a child's keys win, its overrides and grafts stand before the parent's.
+
+    Paths count from the folder of the first.
+    """
     handed_on = (
-        {key: value for key, value in raw.table.items() if key not in OWN_KEYS} for raw in chain[1:]
+        {key: value for key, value in _seen(raw, chain[0]).items() if key not in OWN_KEYS}
+        for raw in chain[1:]
     )
     return reduce(_over, handed_on, dict(chain[0].table))
+
+
+def _seen(parent: RawFile, child: RawFile) -> RawTable:
+    return as_seen_from(parent.table, parent.path.parent, child.path.parent)
 
 
 def _parent(word: object, chain: Sequence[RawFile], find: FindParent) -> Path:

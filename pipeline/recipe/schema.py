@@ -154,10 +154,11 @@ def _mistakes_of(raw: RawFile) -> Iterable[RecipeError]:
 def _contradictions(recipe: Recipe, path: Path) -> Iterable[RecipeError]:
     """What no table can see by itself."""
     of_target = recipe.override or recipe.graft or recipe.budget or recipe.experts != ExpertsTable()
+    of_target = of_target or recipe.imatrix != ImatrixTable()
     if not recipe.makes_target and of_target:
         yield RecipeError(
-            "overrides, grafts, experts and a budget speak of the target, and this recipe makes a "
-            "draft only",
+            "overrides, grafts, experts, an importance matrix and a budget speak of the target, "
+            "and this recipe makes a draft only",
             file=path,
             next_step="Types of the draft stand in [draft].",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.model.layout import Layout
 from pipeline.model.roles import SubRole
@@ -90,7 +90,10 @@ class ImatrixTable(Table):
 
 
 class SourceTable(Table):
-    """Where the checkpoint comes from, when the command line does not say."""
+    """Where the source comes from, when the command line does not say.
+
+    ``path`` lies beside the recipe, or is a hub's ``owner/name@commit``.
+    """
 
     path: str | None = None
 
@@ -129,5 +132,11 @@ class DraftTable(Table):
 class OutputTable(Table):
     """How the output is laid out."""
 
-    layout: LayoutName = Layout.MAINLINE
+    said_layout: LayoutName | None = Field(default=None, alias="layout")
+    """Nothing where the source's own, if it has one, is to stay."""
     shard_nbytes: ShardSize = 45_000_000_000
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of what is made of a checkpoint."""
+        return self.said_layout or Layout.MAINLINE

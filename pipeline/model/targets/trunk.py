@@ -14,6 +14,7 @@ from pipeline.model.layout import Layout
 from pipeline.model.targets.rows import (
     BLOCK_ROWS,
     F32,
+    ROUTED_ENTRIES,
     STREAM_HEAD_ROWS,
     Row,
     is_stored,
@@ -45,6 +46,15 @@ MAINLINE_TABLE = "per_layer_token_embd.weight"
 
 MAINLINE_GATE = "blk.{n}.engram_gate.weight"
 """Mainline keeps the product of the engram's q and k vectors, in F32."""
+
+_OF_EXPERTS = frozenset(
+    row.target for row in BLOCK_ROWS if "{e}" in row.source or row.source in ROUTED_ENTRIES
+)
+
+
+def has_entry_per_expert(target: TargetTensor) -> bool:
+    """Whether ``target`` is cut when experts are: a stack, the router or a bias of it."""
+    return not target.is_draft and target.name.split(".", 2)[-1] in _OF_EXPERTS
 
 
 def target_form(config: ModelConfig, layout: Layout) -> Form:
