@@ -9,7 +9,6 @@ from pipeline.errors import RecipeError
 from pipeline.model.engines import engines_of
 from pipeline.model.targets.tensor import TargetTensor
 from pipeline.model.targets.trunk import target_form
-from pipeline.plan import Plan
 from pipeline.quant.types import GgmlType
 from pipeline.recipe.budget_table import BudgetTable
 from pipeline.recipe.choose import choose
@@ -70,6 +69,12 @@ class BudgetJob(Job):
             fixed[target.name] = choice.type
         return fixed
 
+    @cached_property
+    def fixed_by(self) -> dict[str, str]:
+        """The entry of the recipe that gives each fixed tensor its type."""
+        targets = (target for target in self.targets if target.name in self.fixed)
+        return {target.name: choose(self.recipe, target).reason for target in targets}
+
     def become(self, types: Mapping[str, GgmlType]) -> Job:
         """The job of the recipe that gives these types to all tensors."""
         job = Job(self.parameters)
@@ -87,6 +92,6 @@ class BudgetJob(Job):
         return None
 
 
-def target_plan(job: Job) -> Plan:
-    """The plan of a job's target."""
-    return next(plan for plan in job.plans if not plan.form.is_draft)
+def draft_nbytes(job: Job) -> int:
+    """Bytes of the draft's file, where the job makes one."""
+    return sum(plan.nbytes for plan in job.plans if plan.form.is_draft)

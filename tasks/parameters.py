@@ -8,7 +8,7 @@ import luigi
 
 from pipeline.store import ShardStore
 from tasks.job import Job, open_job
-from tasks.request import JobParameters, store_of
+from tasks.request import JobParameters, one_of_several, store_of
 
 
 class CountParameter(luigi.IntParameter):
@@ -94,9 +94,14 @@ class JobTask(luigi.Task):
     )
 
     @property
+    def said(self) -> JobParameters:
+        """What the user said, for one recipe or for several."""
+        return JobParameters(**{name: getattr(self, name) for name in IDENTITY})
+
+    @property
     def job_parameters(self) -> JobParameters:
         """This task's job, as strings."""
-        return JobParameters(**{name: getattr(self, name) for name in IDENTITY})
+        return one_of_several(self.said) if self.together else self.said
 
     @property
     def job(self) -> Job:

@@ -72,9 +72,9 @@ def import_(asked: argparse.Namespace) -> None:
     base = _base(asked)
     output = base.output if base is not None else OutputTable()
     if asked.layout:
-        output = output.model_copy(update={"layout": Layout(asked.layout)})
+        output = output.model_copy(update={"said_layout": Layout(asked.layout)})
     model = asked.source or (MODELS[0] if base is None else model_for(base))
-    targets = targets_of(model, layout=output.layout)
+    targets = targets_of(model, layout=output.said_layout)
     found = import_rules(rules, targets, name=name, base=base, output=output)
     allow = tuple(dict.fromkeys((*found.recipe.allow, *asked.allow)))
     recipe = found.recipe.model_copy(update={"allow": allow})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from pipeline.source.checkpoint import Checkpoint
 from pipeline.store import ShardStore
 from pipeline.verify import check_plan
 from tasks.gguf_source import is_gguf
-from tasks.grafts import Grafts
+from tasks.grafts import Grafts, grafts_for
 from tasks.model_source import KEEP_NAME as KEEP_NAME
 from tasks.model_source import SourceParameters
 from tasks.open_source import source_of
@@ -68,6 +68,17 @@ class JobParameters:
     keep: str = ""
     imatrix: str = ""
     graft: str = ""
+
+
+def one_of_several(said: JobParameters) -> JobParameters:
+    """What of the words ``said`` for several recipes concerns the one that they name here.
+
+    Raises:
+        RecipeError: The recipe is none, or ``--graft`` is not of its form.
+    """
+    recipe = read_recipe(said.recipe)
+    of_target = {} if recipe.makes_target else {"keep": "", "imatrix": ""}
+    return replace(said, graft=grafts_for(recipe, said.graft), **of_target)
 
 
 def store_of(out: str) -> ShardStore:

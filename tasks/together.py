@@ -20,11 +20,14 @@ from pipeline.source.checkpoint import Checkpoint
 from pipeline.source.header import SourceFile
 from pipeline.source.reader import SourceReader
 from tasks.fetch import FetchFile
+from tasks.grafts import require_used
 from tasks.job import Job, open_job
 from tasks.output import RunRecipe
 from tasks.parameters import HABITS, IDENTITY, JobTask
 from tasks.plan import AcceptPlan
 from tasks.progress import Progress
+from tasks.recipe_file import read_recipe
+from tasks.request import one_of_several
 from tasks.shard import errors_of, finish
 from tasks.targets import ConditionTarget
 
@@ -58,8 +61,9 @@ class RunRecipes(JobTask):
         """The finished output of each recipe.
 
         Raises:
-            RecipeError: Two of them would have one folder.
+            RecipeError: Two of them would have one folder, or none takes what a graft is given for.
         """
+        require_used([read_recipe(name) for name in recipes_of(self.recipe)], self.graft)
         _require_own_folders(FillTogether.of(self).jobs)
         for name in recipes_of(self.recipe):
             yield RunRecipe(**{**self.passed_on(), "recipe": name, "together": self.recipe})
@@ -86,7 +90,7 @@ class FillTogether(JobTask):
     def jobs(self) -> list[Job]:
         """The job of each recipe."""
         names = recipes_of(self.together)
-        return [open_job(replace(self.job_parameters, recipe=name)) for name in names]
+        return [open_job(one_of_several(replace(self.said, recipe=name))) for name in names]
 
     def requires(self) -> Iterator[luigi.Task]:
         """Every plan accepted, and every source file here.

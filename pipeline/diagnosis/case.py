@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pipeline.diagnosis import commands
+from pipeline.diagnosis.anew import why_not_anew
 from pipeline.diagnosis.finding import Graft, Mend
 from pipeline.diagnosis.opened import by_name
+from pipeline.errors import QuantmillError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.gguf.reader import GgufTensor
 from pipeline.model.form import Form
@@ -30,17 +33,22 @@ _ON_CUT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+_FILES_FIRST = "First mend the files themselves, see above."
+
+
+@dataclass(frozen=True)
 class Case:
     """A model whose form is known, its keys under the right names.
 
     ``is_readable``: its files themselves are sound, so that our own tasks can take it as a source.
+    ``is_whole``: no shard is missing.
     """
 
     path: Path
     model: GgufModel
     form: Form
     is_readable: bool
+    is_whole: bool = True
 
     @property
     def tensors(self) -> Mapping[str, GgufTensor]:
@@ -57,12 +65,23 @@ class Case:
         """Whether the file says that it lost experts."""
         return any(_CUT_KEY.match(key) for key in self.model.key_values)
 
+    @cached_property
+    def refusal(self) -> QuantmillError | None:
+        """Why it cannot be written anew, every tensor in its type; nothing if it can."""
+        return why_not_anew(self.model, self.form)
+
     def rewritten(self, sentence: str) -> Mend:
-        """Write it anew, no weight touched; what is unreadable has to be mended first."""
+        """Write it anew, no weight touched, if it can be; what is unreadable has to be mended."""
         if self.form.is_draft:
             return Mend(_ANEW, _DRAFT)
         if not self.is_readable:
-            return Mend(f"{sentence} First mend the files themselves, see above.")
+            return Mend(f"{_ended(sentence)} {_FILES_FIRST}")
+        if self.refusal is not None:
+            return Mend(
+                f"It cannot be written anew: {_ended(self.refusal.message())} Make its like from "
+                "the checkpoint:",
+                alike=True,
+            )
         return Mend(sentence, (commands.keep_all(self.path, self.layout),))
 
     def grafted(self, sentence: str, grafts: tuple[Graft, ...]) -> Mend:
@@ -73,7 +92,17 @@ class Case:
         if self.form.is_draft:
             return Mend(_ANEW, _DRAFT)
         if not self.is_readable:
-            return Mend(f"{sentence} First mend the files themselves, see above.")
+            return Mend(f"{_ended(sentence)} {_FILES_FIRST}")
+        if self.refusal is not None:
+            return Mend(
+                f"{_ended(sentence)} First mend what keeps it from being written anew: "
+                f"{_ended(self.refusal.message())}"
+            )
         if self.is_pruned and any(graft.sub_role in _OF_EXPERTS for graft in grafts):
             sentence += _ON_CUT
         return Mend(sentence, grafts=grafts)
+
+
+def _ended(sentence: str) -> str:
+    """``sentence`` with a full stop, whatever it ends in."""
+    return f"{sentence.rstrip(' .:;')}."

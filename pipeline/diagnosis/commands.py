@@ -17,8 +17,18 @@ CHECKPOINT_NOTE = (
     f"{CHECKPOINT}: the released checkpoint the file was made from, a folder or owner/name@commit."
 )
 
+RECIPE = "RECIPE"
+"""Stands for a recipe, where the file does not tell one."""
+
+RECIPE_NOTE = (
+    f"{RECIPE}: the recipe you want, a shipped one by its name (recipes/*.toml) or a file of yours."
+)
+
 RECIPE_FILE = "mend.toml"
 """What the recipe of a diagnosis is to be saved as."""
+
+ALIKE_FILE = "alike.toml"
+"""What the recipe that makes a file's like is to be saved as."""
 
 
 def keep_all(path: Path, layout: Layout | None) -> str:
@@ -37,25 +47,19 @@ def make_draft() -> str:
     return _run("RunRecipe", "--recipe", "draft", "--source", CHECKPOINT)
 
 
-def convert(recipe: str = "native") -> str:
+def convert(recipe: str = RECIPE) -> str:
     """Make the model from the checkpoint."""
     return _run("RunRecipe", "--recipe", recipe, "--source", CHECKPOINT)
 
 
-def convert_alike(path: Path) -> tuple[str, str]:
-    """Make a file of the same types from the checkpoint."""
-    recipe = "alike.toml"
-    return f"{recipe_from(path)} > {recipe}", convert(recipe)
+def convert_alike(path: Path) -> str:
+    """Make a file of the same types from the checkpoint, if its recipe can be told."""
+    return f"{recipe_from(path)} > {ALIKE_FILE} && {convert(ALIKE_FILE)}"
 
 
 def relayout(path: Path, layout: Layout) -> str:
     """Go to the other layout."""
     return _run("Relayout", "--path", str(path), "--layout", layout.value)
-
-
-def check_engram(path: Path) -> str:
-    """Every row of the engram check."""
-    return _run("CheckEngram", "--path", str(path))
 
 
 def inspect(path: Path) -> str:
@@ -76,6 +80,11 @@ def doctor(path: Path) -> str:
 def move(old: Path, new: Path) -> str:
     """Rename a file, never over another."""
     return shlex.join(("mv", "-n", str(old), str(new)))
+
+
+def set_key(path: Path, key: str, value: int) -> str:
+    """Set a number in a header where it stands; the program comes with the gguf package."""
+    return shlex.join(("gguf-set-metadata", "--force", str(path), key, str(value)))
 
 
 def cut_to(path: Path, nbytes: int) -> str:

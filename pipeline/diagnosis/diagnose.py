@@ -8,6 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from pipeline.diagnosis import commands
+from pipeline.diagnosis.alike import with_alike
 from pipeline.diagnosis.case import Case
 from pipeline.diagnosis.draft import check_draft
 from pipeline.diagnosis.engram import check_case_engram
@@ -30,8 +31,8 @@ from pipeline.diagnosis.tensors import check_case_tensors
 from pipeline.errors import FormatError
 from pipeline.gguf.model_file import GgufModel
 from pipeline.model.contract.form import form_of
-from pipeline.model.dialects import Dialect, dialect_of
-from pipeline.model.form import V41_FORK, Form
+from pipeline.model.dialects import NO_TABLE, Dialect, dialect_of
+from pipeline.model.form import V41_FORK, Architecture, Form
 from pipeline.model.prefix import Renamed, with_right_prefix
 
 
@@ -63,6 +64,8 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
     roles: tuple[RoleRow, ...] = ()
     repair: Repair | None = None
+    alike: str | None = None
+    """The file's own recipe, where a command asks for it and `scripts/recipe` cannot tell it."""
 
 
 def diagnose(path: Path) -> Diagnosis:
@@ -112,11 +115,15 @@ def examine(path: Path, opened: Opened) -> Diagnosis:
     """The diagnosis of a model whose headers are read."""
     renamed = with_right_prefix(opened.model)
     dialect = dialect_of(renamed.model)
+    if dialect is NO_TABLE and not opened.is_whole:
+        dialect = None
     form = _form(renamed.model, dialect)
     if form is None:
         return _unknown(path, opened, renamed.model, dialect)
-    case = Case(opened.model.files[0].path, renamed.model, form, opened.is_readable)
-    findings = worst_first([*opened.findings, *_findings(case, renamed, dialect)])
+    first = opened.model.files[0].path
+    case = Case(first, renamed.model, form, opened.is_readable, opened.is_whole)
+    found = worst_first([*opened.findings, *_findings(case, renamed, dialect)])
+    findings, alike = with_alike(found, first, renamed.model)
     return Diagnosis(
         path,
         Verdict.FAULTY if any(f.severity.is_fault for f in findings) else Verdict.SOUND,
@@ -124,6 +131,7 @@ def examine(path: Path, opened: Opened) -> Diagnosis:
         findings,
         tuple(role_rows(case)),
         _repair(case, findings),
+        alike,
     )
 
 
@@ -192,7 +200,9 @@ def _unknown(path: Path, opened: Opened, model: GgufModel, dialect: Dialect | No
             *_dialect_facts(dialect),
             *general_facts(model, architecture),
         )
-        return Diagnosis(path, Verdict.FAULTY, facts, worst_first([*opened.findings, finding]))
+        # The dialect first: what its makers mean by a type may explain the rest.
+        findings, _ = with_alike(worst_first([finding, *opened.findings]), path, model)
+        return Diagnosis(path, Verdict.FAULTY, facts, findings)
     try:
         form_of(model)
         why = ""
@@ -202,8 +212,13 @@ def _unknown(path: Path, opened: Opened, model: GgufModel, dialect: Dialect | No
         Fact("what", f"a GGUF of architecture {architecture}"),
         *general_facts(model, architecture),
     )
-    finding = Finding(Severity.NOTE, why)
-    return _no_model(path, facts, worst_first([*opened.findings, finding]))
+    if architecture in list(Architecture) and any(f.severity.is_fault for f in opened.findings):
+        findings, _ = with_alike(worst_first(opened.findings), path, model)
+        return Diagnosis(path, Verdict.FAULTY, facts, findings)
+    findings, _ = with_alike(
+        worst_first([*opened.findings, Finding(Severity.NOTE, why)]), path, model
+    )
+    return _no_model(path, facts, findings)
 
 
 def _diagnose_matrix(path: Path) -> Diagnosis:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from pipeline.diagnosis import commands
 from pipeline.diagnosis.case import Case
 from pipeline.diagnosis.finding import Finding, Mend, Severity
 from pipeline.errors import EngramError
@@ -21,13 +20,11 @@ _ELSEWHERE = ("engram keys of another layout", "shape of ", "width of ")
 """What `keys` and `tensors` tell already."""
 
 _LOST_ROWS = (
-    "Rows are missing or of another table: no key can mend that. Take the tables from the "
-    "checkpoint, and see every figure with CheckEngram:"
+    "Rows are missing or of another table: no key can mend that. Make its like from the checkpoint:"
 )
 _WRONG_NUMBERS = (
-    "The numbers follow from the tables and the token list. Take the keys that are wrong out "
-    "(the file then counts as one that lacks them, see as-is), or make it from the checkpoint; "
-    "every figure:"
+    "The numbers follow from the rows of the tables and the token list. Write it anew; they are "
+    "computed again, and no weight changes:"
 )
 
 
@@ -37,7 +34,7 @@ def check_case_engram(case: Case) -> Iterator[Finding]:
     Only where all keys for it are there, of types that loaders take (see `keys`).
     """
     model = _as_written(case)
-    if case.layout is None or model is None:
+    if case.layout is None or model is None or not case.is_whole:
         return
     for problem in check_gguf_engram(model).problems:
         if not any(word in problem.what for word in _ELSEWHERE):
@@ -51,10 +48,7 @@ def _finding(case: Case, problem: EngramError) -> Finding:
         Severity.WRONG,
         f"{problem.what}: {problem.found}, expected {problem.expected}.{cause}",
         (problem.tensor or case.path.name,),
-        Mend(
-            _LOST_ROWS if is_rows else _WRONG_NUMBERS,
-            (commands.check_engram(case.path), commands.convert()),
-        ),
+        Mend(_LOST_ROWS, alike=True) if is_rows else case.rewritten(_WRONG_NUMBERS),
     )
 
 

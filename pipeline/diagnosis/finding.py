@@ -47,11 +47,16 @@ class Graft:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """What to do: a sentence, the commands to type if there are any, and what to graft."""
+    """What to do: a sentence, the commands to type if there are any, and what to graft.
+
+    ``alike`` asks for a file of the same types from the checkpoint; how is told of the whole model
+    (see `alike`).
+    """
 
     what: str
     commands: tuple[str, ...] = ()
     grafts: tuple[Graft, ...] = ()
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)

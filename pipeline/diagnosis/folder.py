@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.diagnosis.opened import open_model
 from pipeline.errors import QuantmillError
-from pipeline.gguf.model_file import read_model
+from pipeline.gguf.model_file import read_model, shard_name
 from pipeline.gguf.reader import GgufFile
 from pipeline.model.form import Architecture
 
@@ -32,7 +33,7 @@ def holding(folder: Path) -> Holding:
     for file in files:
         if file not in taken:
             members = _members(file)
-            taken |= {member.path for member in members} | {file}
+            taken |= {member.path for member in members} | {file} | set(_namesakes(file, files))
             models[members[0].path if members else file] = _is_draft(members)
     targets = [path for path, is_draft in models.items() if not is_draft] or list(models)
     return Holding(targets[0] if len(targets) == 1 else None, tuple(models), len(files))
@@ -50,6 +51,15 @@ def _members(file: Path) -> tuple[GgufFile, ...]:
         return open_model(file).model.files
     except QuantmillError:
         return ()
+
+
+def _namesakes(file: Path, files: Sequence[Path]) -> Iterator[Path]:
+    """The files that are called shards of one set with ``file``, whatever their headers say."""
+    own = shard_name(file)
+    for other in files if own else ():
+        name = shard_name(other)
+        if own and name and (name.stem, name.count) == (own.stem, own.count):
+            yield other
 
 
 def _is_draft(members: tuple[GgufFile, ...]) -> bool:

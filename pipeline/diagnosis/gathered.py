@@ -44,13 +44,30 @@ def gather(header: RawHeader) -> Gathered:
         FormatError: The header of another shard is broken.
     """
     named = shard_name(header.path)
-    count = _number(header, SPLIT_COUNT) or (named.count if named else 1)
+    stem = named.stem if named else _NUMBERING.sub("", header.path.stem) or header.path.stem
+    count = _count(header, stem)
     if count == 1 and named is None:
         return Gathered({0: header}, 1, ())
-    stem = named.stem if named else _NUMBERING.sub("", header.path.stem) or header.path.stem
     shards = dict(sorted(_members(header, stem, count).items()))
     right = {no: header.path.with_name(shard_file_name(stem, no, count)) for no in range(count)}
     return Gathered(shards, count, tuple(_findings(shards, right)))
+
+
+def _count(header: RawHeader, stem: str) -> int:
+    """Shards of the set: as names say where all of these files lie there, else as headers say.
+
+    Shards but the first may leave it out.
+    """
+    said, named = _number(header, SPLIT_COUNT), shard_name(header.path)
+    if named is not None:
+        names = (shard_file_name(stem, no, named.count) for no in range(named.count))
+        if said is None or all(header.path.with_name(name).is_file() for name in names):
+            return named.count
+    elif said is None and _number(header, SPLIT_NO) is not None:
+        others = (_peek(path) for path in _candidates(header.path, stem, 0))
+        counts = (_number(other, SPLIT_COUNT) for other in others if other is not None)
+        said = next((count for count in counts if count is not None), None)
+    return said or 1
 
 
 def _members(header: RawHeader, stem: str, count: int) -> dict[int, RawHeader]:
@@ -58,16 +75,20 @@ def _members(header: RawHeader, stem: str, count: int) -> dict[int, RawHeader]:
     found: dict[int, RawHeader] = {}
     for path in _candidates(header.path, stem, count):
         other = header if path == header.path else _peek(path)
-        no = None if other is None else _shard_no(other)
-        if other is not None and no is not None and no < count:
-            agrees = all(
-                _number(other, key) in (None, _number(header, key))
-                for key in (SPLIT_COUNT, SPLIT_TENSORS_COUNT)
-            )
-            if agrees and no not in found:
-                found[no] = other
-    found.setdefault(_shard_no(header) or 0, header)
+        no = None if other is None else _number(other, SPLIT_NO)
+        if other is None or no is None or not 0 <= no < count or no in found:
+            continue
+        is_named = path.name == shard_file_name(stem, no, count)
+        if is_named or _agree(header, other, count):
+            found[no] = other
+    found.setdefault(_number(header, SPLIT_NO) or 0, header)
     return found
+
+
+def _agree(header: RawHeader, other: RawHeader, count: int) -> bool:
+    """Whether two shards may be of one set; what one of them leaves out is no disagreement."""
+    totals = {_number(one, SPLIT_TENSORS_COUNT) for one in (header, other)} - {None}
+    return _number(other, SPLIT_COUNT) in (None, count) and len(totals) <= 1
 
 
 def _candidates(path: Path, stem: str, count: int) -> Iterator[Path]:
@@ -88,11 +109,6 @@ def _peek(path: Path) -> RawHeader | None:
         return None
 
 
-def _shard_no(header: RawHeader) -> int | None:
-    """The number that the header states; a file that states none is a whole model."""
-    return _number(header, SPLIT_NO)
-
-
 def _number(header: RawHeader, key: str) -> int | None:
     entry = header.key_values.get(key)
     return entry.value if entry is not None and isinstance(entry.value, int) else None
@@ -109,7 +125,20 @@ def _findings(shards: Mapping[int, RawHeader], right: Mapping[int, Path]) -> Ite
             Mend("Give them the names that their own numbers ask for:", tuple(_moves(wrong))),
             "invalid split file name",
         )
-    missing = [right[no].name for no in right if no not in shards]
+    yield from _count_findings(shards, len(right))
+    lacking = [path for no, path in right.items() if no not in shards]
+    at_hand = {header.path for header in shards.values()}
+    broken = [path.name for path in lacking if path.is_file() and path not in at_hand]
+    if broken:
+        yield Finding(
+            Severity.STOPS,
+            f"{counted(len(broken), 'shard')} of {len(right):,} with a header that is damaged or "
+            "of another set",
+            (listed(broken),),
+            Mend("Fetch them again, from where the others came from."),
+            "failed to read magic, key-value pairs or tensor info",
+        )
+    missing = [path.name for path in lacking if path.name not in broken]
     if missing:
         yield Finding(
             Severity.STOPS,
@@ -117,6 +146,24 @@ def _findings(shards: Mapping[int, RawHeader], right: Mapping[int, Path]) -> Ite
             (listed(missing),),
             Mend("Fetch them from where the others came from, into the same folder."),
             "failed to load GGUF split",
+        )
+
+
+def _count_findings(shards: Mapping[int, RawHeader], count: int) -> Iterator[Finding]:
+    """Headers that state another number of shards than there are by all names."""
+    said = {header.path: _number(header, SPLIT_COUNT) for header in shards.values()}
+    wrong = {path: number for path, number in said.items() if number not in (None, count)}
+    if wrong:
+        yield Finding(
+            Severity.STOPS,
+            f"{SPLIT_COUNT} says {next(iter(wrong.values()))}, the set has "
+            f"{counted(count, 'shard')}",
+            tuple(path.name for path in wrong),
+            Mend(
+                "Set the number right where it stands; nothing else in the file changes:",
+                tuple(commands.set_key(path, SPLIT_COUNT, count) for path in wrong),
+            ),
+            "invalid split file name",
         )
 
 

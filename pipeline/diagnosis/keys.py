@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pipeline.diagnosis import commands
 from pipeline.diagnosis.case import Case
 from pipeline.diagnosis.finding import Finding, Mend, Severity, counted, listed
 from pipeline.errors import FormatError
@@ -44,7 +43,7 @@ _MEND_ENGRAM = (
 )
 _NOT_TOLD = (
     "The file does not tell what belongs there. Ask its maker, or make its like from the "
-    "checkpoint, by the recipe that its types give:"
+    "checkpoint:"
 )
 _MEND_KEYS = "Write it anew; what the file tells in another way is put where loaders look for it:"
 
@@ -107,7 +106,7 @@ def _missing_findings(case: Case, missing: Sequence[str]) -> Iterator[Finding]:
     for key in rest:
         groups.setdefault(_severity_without(key), []).append(key)
     for severity, keys in groups.items():
-        yield _missing_plain(case, severity, keys)
+        yield _missing_plain(severity, keys)
 
 
 def _severity_without(key: str) -> Severity:
@@ -129,7 +128,7 @@ def _missing_engram(case: Case, missing: Sequence[str]) -> Finding:
     )
 
 
-def _missing_plain(case: Case, severity: Severity, keys: Sequence[str]) -> Finding:
+def _missing_plain(severity: Severity, keys: Sequence[str]) -> Finding:
     verb = "is" if len(keys) == 1 else "are"
     reason = {
         Severity.STOPS: "",
@@ -140,15 +139,9 @@ def _missing_plain(case: Case, severity: Severity, keys: Sequence[str]) -> Findi
         severity,
         f"{counted(len(keys), 'key')} {verb} missing{reason}",
         (listed(keys, most=8),),
-        _mend_plain(case, severity),
+        None if severity is Severity.NOTE else Mend(_NOT_TOLD, alike=True),
         _not_found(keys[0]) if severity is Severity.STOPS else None,
     )
-
-
-def _mend_plain(case: Case, severity: Severity) -> Mend | None:
-    if severity is Severity.NOTE:
-        return None
-    return Mend(_NOT_TOLD, commands.convert_alike(case.path))
 
 
 def _not_found(key: str) -> str:
@@ -188,5 +181,5 @@ def _value_finding(case: Case, problem: FormatError) -> Finding:
         severity,
         f"{problem.what}{found}{reason}",
         (case.path.name,),
-        Mend(_NOT_TOLD, commands.convert_alike(case.path)),
+        Mend(_NOT_TOLD, alike=True),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from pipeline.diagnosis import commands
 from pipeline.diagnosis.finding import Finding, Mend, Severity, counted, spread
 from pipeline.diagnosis.gathered import gather
 from pipeline.errors import QuantmillError, TypeRuleError
-from pipeline.gguf.header import TensorInfo, padded
-from pipeline.gguf.model_file import GgufModel, read_model
+from pipeline.gguf.header import ALIGNMENT, ALIGNMENT_KEY, TensorInfo, padded
+from pipeline.gguf.keys import i32
+from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT, GgufModel, read_model
 from pipeline.gguf.reader import GgufFile, GgufTensor, RawHeader, read_header
 from pipeline.quant.types import TYPES_BY_ID, GgmlType
 
@@ -26,11 +27,15 @@ _FOREIGN_43 = (GgmlType("MXFP8", _SHARED_ID, 32, 33),)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model as far as it can be read; ``is_readable`` says whether our own tasks read it."""
+    """A model as far as it can be read; ``is_readable`` says whether our own tasks read it.
+
+    ``is_whole``: no shard is missing.
+    """
 
     model: GgufModel
     findings: tuple[Finding, ...] = ()
     is_readable: bool = True
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,53 @@ def open_model(path: Path) -> Opened:
     """
     gathered = gather(read_header(path))
     files, findings = [], list(gathered.findings)
-    for header in gathered.shards.values():
+    for raw in gathered.shards.values():
+        header, odd = _as_padded(raw)
+        findings += odd
         placed = _placed(header)
         files.append(_file(header, placed))
         findings += _file_findings(header, placed)
-    refusal = _refusal(path)
-    if refusal is not None and not findings:
+    model, refusal = GgufModel(tuple(files)), _refusal(path)
+    if refusal is not None and not findings and not stale_totals(model):
         findings.append(Finding(Severity.STOPS, refusal.message()))
-    return Opened(GgufModel(tuple(files)), tuple(findings), refusal is None)
+    is_whole = len(gathered.shards) == gathered.count
+    return Opened(model, tuple(findings), refusal is None, is_whole)
+
+
+def stale_totals(model: GgufModel) -> tuple[GgufFile, ...]:
+    """The files that state another number of tensors than those of the model are together."""
+    total = i32(SPLIT_TENSORS_COUNT, sum(len(file.tensors) for file in model.files))
+    return tuple(
+        file
+        for file in model.files
+        if file.key_values.get(SPLIT_TENSORS_COUNT, total) != total
+        and file.key_values[SPLIT_TENSORS_COUNT].type is total.type
+    )
+
+
+def _as_padded(header: RawHeader) -> tuple[RawHeader, list[Finding]]:
+    """The header with the alignment that its data has, and a finding where that is not the key's.
+
+    Somebody has written the key without moving the data, or a tool has passed over it.
+    """
+    plain = replace(header, alignment=ALIGNMENT)
+    if header.alignment == ALIGNMENT or _is_at(header) or not _is_at(plain):
+        return header, []
+    finding = Finding(
+        Severity.STOPS,
+        f"{ALIGNMENT_KEY} says {header.alignment:,} but the data are padded to {ALIGNMENT}",
+        (header.path.name,),
+        Mend("No reader finds the tensors. Make its like from the checkpoint:", alike=True),
+        "tensor has offset, expected another; failed to read tensor data",
+    )
+    return plain, [finding]
+
+
+def _is_at(header: RawHeader) -> bool:
+    """Whether tensors of known types lie as the alignment of ``header`` asks."""
+    placed = _placed(header)
+    end = max((one.tensor.offset + one.tensor.nbytes for one in placed), default=0)
+    return end <= header.file_nbytes and all(_fits(one, header.alignment) for one in placed)
 
 
 def _refusal(path: Path) -> QuantmillError | None:
@@ -142,8 +186,8 @@ def _unlike(unlike: Sequence[_Placed], file: str) -> Finding:
         f"{first.span or 0:,}.{why}",
         (file, spread(one.tensor.name for one in unlike)),
         Mend(
-            "Bytes were lost or were never of this type. Make it again from the checkpoint:",
-            (commands.convert(),),
+            "Bytes were lost or were never of this type. Make its like from the checkpoint:",
+            alike=True,
         ),
     )
 
@@ -180,7 +224,7 @@ def _unread(kind: GgmlType) -> str:
 def _mend_type(kind: GgmlType) -> Mend:
     if kind.type_id in _IK_REPACKED:
         return Mend("Use the file it was repacked from: repacking is for one machine's memory.")
-    return Mend("Convert the released checkpoint instead:", (commands.convert(),))
+    return Mend("Convert the released checkpoint instead:", alike=True)
 
 
 def _end_findings(header: RawHeader, tensors: Sequence[GgufTensor]) -> Iterator[Finding]:

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.diagnosis import commands
 from pipeline.diagnosis.case import Case
 from pipeline.diagnosis.finding import Finding, Graft, Mend, Severity, counted, spread
+from pipeline.diagnosis.opened import stale_totals
 from pipeline.errors import FormatError
+from pipeline.gguf.model_file import SPLIT_TENSORS_COUNT
 from pipeline.gguf.reader import GgufTensor
 from pipeline.model.contract.shapes import Ne
 from pipeline.model.contract.sizes import Sizes, read_sizes
@@ -35,6 +37,7 @@ def check_case_tensors(case: Case) -> Iterator[Finding]:
     """Findings about the list of tensors, their shapes and types, and the rules between layers."""
     sizes = sizes_of(case)
     if sizes is None:
+        yield from check_total(case, are_all_there=False)
         return
     found = case.tensors
     wanted = expected_ne(sizes, case.form)
@@ -43,6 +46,7 @@ def check_case_tensors(case: Case) -> Iterator[Finding]:
     extra = [p for p in problems if p.tensor in found and p.tensor not in wanted]
     known = [p for p in problems if p.tensor in found and p.tensor in wanted]
     shapes = [p for p in known if p.found == found[str(p.tensor)].ne]
+    yield from check_total(case, are_all_there=not missing)
     yield from _count_findings(case, missing, extra)
     yield from _shape_findings(case, sizes, [found[str(p.tensor)] for p in shapes], wanted)
     yield from _type_findings(case, [p for p in known if p not in shapes])
@@ -52,21 +56,45 @@ def check_case_tensors(case: Case) -> Iterator[Finding]:
             yield _between(case, problem)
 
 
+def check_total(case: Case, *, are_all_there: bool) -> Iterator[Finding]:
+    """A finding where shards state another number of tensors than the set holds.
+
+    ``are_all_there``: no tensor is missing, so that only the number is wrong.
+    """
+    stale = stale_totals(case.model) if case.is_whole else ()
+    if not stale:
+        return
+    total = sum(len(file.tensors) for file in case.model.files)
+    is_settable = are_all_there and all(
+        tensor.type.family == "mainline" for file in stale for tensor in file.tensors.values()
+    )
+    said = stale[0].key_values[SPLIT_TENSORS_COUNT].value
+    yield Finding(
+        Severity.STOPS,
+        f"{SPLIT_TENSORS_COUNT} says {said}, the set holds {counted(total, 'tensor')}",
+        tuple(file.path.name for file in stale),
+        Mend(
+            "Set the number right where it stands; nothing else in the file changes:",
+            tuple(commands.set_key(file.path, SPLIT_TENSORS_COUNT, total) for file in stale),
+        )
+        if is_settable
+        else Mend("Make its like from the checkpoint:", alike=True),
+        f"corrupted model: {said} tensors expected but {total} found",
+    )
+
+
 def _count_findings(
     case: Case, missing: Sequence[FormatError], extra: Sequence[FormatError]
 ) -> Iterator[Finding]:
     n_found = len(case.tensors)
     says = "wrong number of tensors; expected {}, got {}"
-    if missing and len(case.model.files) == _n_shards(case):
+    if missing and case.is_whole:
         names = [str(problem.tensor) for problem in missing]
         yield Finding(
             Severity.STOPS,
             f"{counted(len(names), 'tensor')} missing",
             (spread(names),),
-            Mend(
-                "They are in no file at hand. Make its like from the checkpoint:",
-                commands.convert_alike(case.path),
-            ),
+            Mend("They are in no file at hand. Make its like from the checkpoint:", alike=True),
             f"missing tensor '{names[0]}'",
         )
     if extra:
@@ -79,11 +107,6 @@ def _count_findings(
             case.rewritten("Write it anew, without them:"),
             says.format(n_found - len(extra) + len(missing), n_found),
         )
-
-
-def _n_shards(case: Case) -> int:
-    said = case.model.key_values.get("split.count")
-    return said.value if said is not None and isinstance(said.value, int) else 1
 
 
 def _shape_findings(
@@ -102,7 +125,7 @@ def _shape_findings(
             (spread(tensor.name for tensor in rest),),
             Mend(
                 "Keys and tensors are of two models. Make its like from the checkpoint:",
-                commands.convert_alike(case.path),
+                alike=True,
             ),
             "tensor has wrong shape",
         )

@@ -6,6 +6,7 @@ altogether; engines then look for every key under the other name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,11 @@ _KNOWN = frozenset(
     if key.startswith(f"{form.architecture}.")
 )
 """Every key that belongs under an architecture's name, without it."""
+
+_MISPLACED = re.compile(
+    r"(?P<prefix>deepseek[\w-]*(\.\d[\w-]*)?|dflash)\.(?P<name>.+)", re.IGNORECASE
+)
+"""A key under the name of an architecture, or under a model's own, as ``deepseek4.1.`` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +84,10 @@ def _right_key(key: str, architecture: str) -> str | None:
     """Where ``key`` belongs, if it is one that belongs elsewhere."""
     if key in _KNOWN:
         return f"{architecture}.{key}"
-    prefix, _, name = key.partition(".")
-    is_misplaced = prefix in list(Architecture) and prefix != architecture and name in _KNOWN
-    return f"{architecture}.{name}" if is_misplaced else None
+    match = _MISPLACED.fullmatch(key)
+    if match is None or match["prefix"] == architecture or match["name"] not in _KNOWN:
+        return None
+    return f"{architecture}.{match['name']}"
 
 
 def _with_keys(model: GgufModel, entries: Mapping[str, KeyValue]) -> GgufModel:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
+
+from pydantic import model_validator
 
 from pipeline.model.roles import Role
 from pipeline.model.targets.tensor import TargetTensor
+from pipeline.recipe.mistakes import mistake
 from pipeline.recipe.tables import Table
 from pipeline.recipe.values import (
     Factor,
@@ -66,14 +69,35 @@ class Machine(Table):
     reserve_vram_nbytes: NotNegative = 0
     reserve_ram_nbytes: NotNegative = 0
 
+    @model_validator(mode="after")
+    def _leaves_something(self) -> Self:
+        pairs = (
+            ("vram", self.vram_nbytes, self.reserve_vram_nbytes),
+            ("ram", self.ram_nbytes, self.reserve_ram_nbytes),
+        )
+        for name, nbytes, reserve in pairs:
+            if nbytes is not None and reserve >= nbytes:
+                raise mistake(
+                    f"reserve_{name}_nbytes leaves nothing of {name}_nbytes for weights",
+                    expected=f"less than {nbytes:,}",
+                )
+        return self
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether it says of anything how much there is."""
+        sizes = (self.vram_nbytes, self.ram_nbytes, self.drive_nbytes)
+        return any(size is not None for size in sizes)
+
 
 class BudgetTable(Table):
     """A limit, and what may be chosen to stay below it with the least error.
 
-    ``file_nbytes`` limits all files of the target, ``store_nbytes`` all routed expert stacks,
-    ``per_token_nbytes`` what one token reads. ``types`` names what is free, each role or sub-role
-    with the types it may become, an empty list standing for ``candidates``; what is not named keeps
-    the type that the recipe gives it. ``weights`` multiply errors, 1 where nothing is said. A
+    ``file_nbytes`` limits all files, the draft's among them if one is made, ``store_nbytes`` all
+    routed expert stacks, ``per_token_nbytes`` what one token reads. ``types`` names what is free,
+    each role or sub-role with the types it may become, an empty list standing for ``candidates``;
+    what is not named keeps the type that the recipe gives it, and so does what an override selects.
+    ``weights`` multiply errors, 1 where nothing is said. A
     recipe with a budget becomes one that can be run by being solved.
     """
 
@@ -90,5 +114,6 @@ class BudgetTable(Table):
     @property
     def has_limit(self) -> bool:
         """Whether anything limits the choice."""
-        limits = (self.file_nbytes, self.store_nbytes, self.per_token_nbytes, self.machine)
-        return any(limit is not None for limit in limits)
+        limits = (self.file_nbytes, self.store_nbytes, self.per_token_nbytes)
+        has_machine = self.machine is not None and self.machine.has_limit
+        return has_machine or any(limit is not None for limit in limits)

@@ -67,7 +67,9 @@ def recipe_of_file(model: GgufModel) -> FoundRecipe:
     if isinstance(recorded, Recipe):
         wrong = _disagreeing(recorded, targets, types)
         if not wrong:
-            return FoundRecipe(recorded, True)
+            # The command line may have chosen another layout than the recipe.
+            output = recorded.output.model_copy(update={"said_layout": form.layout})
+            return FoundRecipe(recorded.model_copy(update={"output": output}), True)
         notes.insert(0, f"the recipe stored in the file gives {_some(wrong)} another type")
     elif recorded is not None:
         notes.insert(0, f"the recipe stored in the file cannot be read: {recorded}")

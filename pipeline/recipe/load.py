@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pipeline import files
 from pipeline.errors import RecipeError
-from pipeline.recipe.paths import RawTable, as_seen_from
+from pipeline.recipe.paths import RawTable as RawTable
+from pipeline.recipe.paths import as_seen_from
 
 FindParent = Callable[[str, Path], Path | None]
 """The file that a word after `extends` means in the recipe at a path, or nothing."""

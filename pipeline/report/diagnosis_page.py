@@ -5,7 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from pipeline.diagnosis.commands import CHECKPOINT, CHECKPOINT_NOTE, RECIPE_FILE
+from pipeline.diagnosis.commands import (
+    ALIKE_FILE,
+    CHECKPOINT,
+    CHECKPOINT_NOTE,
+    RECIPE,
+    RECIPE_FILE,
+    RECIPE_NOTE,
+)
 from pipeline.diagnosis.diagnose import Diagnosis, Repair, Verdict
 from pipeline.diagnosis.finding import Finding
 from pipeline.diagnosis.identity import Fact, RoleRow
@@ -18,6 +25,14 @@ _SUMMARY = {
 }
 
 
+_NOTES = {
+    f"original={CHECKPOINT}": CHECKPOINT_NOTE,
+    CHECKPOINT: CHECKPOINT_NOTE,
+    RECIPE: RECIPE_NOTE,
+}
+"""Words of a command that the reader has to fill in, and what for."""
+
+
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     """What it is, its bytes by role, and each finding with what mends it."""
     title = str(diagnosis.path)
@@ -27,7 +42,8 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         [render_text(role_table(diagnosis.roles)).rstrip()] if diagnosis.roles else [],
         *([*_finding(no, one)] for no, one in enumerate(diagnosis.findings, 1)),
         [*_repair(diagnosis.repair)],
-        [CHECKPOINT_NOTE] if CHECKPOINT in _commands(diagnosis) else [],
+        [*_alike(diagnosis.alike)],
+        [*dict.fromkeys(n for word, n in _NOTES.items() if word in _commands(diagnosis).split())],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -63,7 +79,7 @@ def _facts(facts: Iterable[Fact]) -> Iterator[str]:
 
 
 def _finding(number: int, finding: Finding) -> Iterator[str]:
-    yield from _wrapped(f"[{finding.severity}] {finding.what}.", f"{number}. ")
+    yield from _wrapped(f"[{finding.severity}] {finding.what.rstrip('.')}.", f"{number}. ")
     if finding.where:
         yield from _wrapped(", ".join(finding.where), "   in: ")
     if finding.engine_says:
@@ -83,6 +99,13 @@ def _repair(repair: Repair | None) -> Iterator[str]:
         yield f"    {repair.command}"
 
 
+def _alike(recipe: str | None) -> Iterator[str]:
+    if recipe is not None:
+        yield f"{ALIKE_FILE}: the recipe that makes its like, as the types of its tensors tell it"
+        yield ""
+        yield from (f"    {line}".rstrip() for line in recipe.splitlines())
+
+
 def _commands(diagnosis: Diagnosis) -> str:
     mends = [finding.mend for finding in diagnosis.findings if finding.mend]
     repair = [diagnosis.repair.command] if diagnosis.repair else []
@@ -92,7 +115,7 @@ def _commands(diagnosis: Diagnosis) -> str:
 def _wrapped(text: str, first: str, rest: str = "      ") -> list[str]:
     # Names of files and tensors are to be copied whole.
     return textwrap.wrap(
-        text.replace("..", ".") if text.endswith("..") else text,
+        text,
         WIDTH,
         initial_indent=first,
         subsequent_indent=rest,

@@ -25,7 +25,9 @@ def solve_json(
         "objective": question.objective.value,
         "error": question.error(answer.types),
         "error_of_free": answer.error,
+        "error_of_fixed": around.fixed_error,
         "gap": answer.picks.gap,
+        "is_proved": answer.picks.is_proved,
         "limits": [{"title": x.title, "nbytes": x.nbytes, "used": used} for x, used in limits],
         "axis": question.limits[around.axis].title,
         "points": [asdict(point) for point in around.points],
@@ -48,5 +50,6 @@ def _group(one: GroupAnswer) -> dict[str, object]:
         "nbytes": one.nbytes,
         "error": one.error,
         "rmse": one.rmse,
+        "refused": [[ggml_type.name, why] for ggml_type, why in one.group.refused],
         "tensors": [target.name for target in one.group.targets],
     }

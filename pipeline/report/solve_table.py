@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.report.tables import WIDTH, Column, Format, Row, RowKind, Table, render_text
 from pipeline.report.units import scale_for, share
+from pipeline.solve.candidates import Group
 from pipeline.solve.choose import Answer
 from pipeline.solve.frontier import Frontier, GroupAnswer, Neighbour, Step
 from pipeline.solve.question import Question
@@ -14,7 +15,7 @@ from pipeline.solve.question import Question
 MOST_ROWS = 60
 """Groups that a terminal is shown; tensor by tensor there are hundreds."""
 
-_MOST_CHANGES = 6
+_MOST_NAMED = 6
 
 _LEGEND = (
     "error: relative root mean square error of a sample. of sum: its part of the sum. Next smaller "
@@ -44,8 +45,7 @@ def groups_table(
 
     ``most``: only so many rows, those with the largest part of the error first.
     """
-    total = question.error(answer.types)
-    fixed = total - sum(one.error for one in groups)
+    total, fixed = question.error(answer.types), question.fixed_error()
     order = list(groups)
     if most is not None and len(order) > most:
         order = sorted(order, key=lambda one: -one.error)[:most]
@@ -76,17 +76,33 @@ def groups_table(
     )
     found = (
         f"The sum that was made least is {total:.6g} ({question.objective}), of which "
-        f"{max(fixed, 0.0):.3g} is in tensors whose type was fixed; {proof(answer)}.{left_out}"
+        f"{fixed:.3g} is in tensors whose type was fixed; {proof(answer)}.{left_out}"
     )
+    notes = (found, _LEGEND, *refused_sentences([one.group for one in groups]))
     total_row = Row(("all that was free", "", nbytes, "", "", "", ""), RowKind.TOTAL)
-    return Table("What the budget was spent on", columns, (*rows, total_row), (found, _LEGEND))
+    return Table("What the budget was spent on", columns, (*rows, total_row), notes)
 
 
 def proof(answer: Answer) -> str:
     """Whether anything better is possible, in words."""
     if answer.picks.is_proved:
         return "proved: no choice within the limits has a smaller one"
-    return f"no choice has one smaller by more than {answer.picks.gap:.2g} of it"
+    known = "the solver knows no better one" if answer.picks.is_done else "the search was cut short"
+    return f"{known}, and none is smaller by more than {100 * answer.picks.gap:.2g} %"
+
+
+def refused_sentences(groups: Sequence[Group]) -> tuple[str, ...]:
+    """Types that the budget allows and a rule does not, each reason once, with its groups."""
+    titles: dict[str, list[str]] = {}
+    for group in groups:
+        for _, why in group.refused:
+            titles.setdefault(why, []).append(group.title)
+    return tuple(
+        f"Not to choose from ({', '.join(named[:_MOST_NAMED])}"
+        + (f" and {len(named) - _MOST_NAMED:,} more" if len(named) > _MOST_NAMED else "")
+        + f"): {why}."
+        for why, named in titles.items()
+    )
 
 
 def next_sentence(frontier: Frontier, question: Question, answer: Answer) -> str:
@@ -112,7 +128,7 @@ def as_comments(tables: Sequence[Table], sentence: str) -> str:
 
 
 def _changes(step: Step) -> str:
-    told = [f"{g.title} {a.name} -> {b.name}" for g, a, b in step.changes[:_MOST_CHANGES]]
+    told = [f"{g.title} {a.name} -> {b.name}" for g, a, b in step.changes[:_MOST_NAMED]]
     more = len(step.changes) - len(told)
     return ", ".join(told) + (f" and {more:,} more" if more else "")
 

@@ -1,57 +1,58 @@
-"""What a published V4.1 file leaves out of its metadata, said again from what it holds.
+"""What a published V4.1 file leaves out of its metadata or says wrong, told from what it holds.
 
 Files made before the hash constants had keys name the engram's layers at most, and lose or change
 the prefix of what they name (ikawrakow/ik_llama.cpp pull request 2506: "key not found ...
-engram.pad_id"). Buckets are primes one after the other, and a table has as many rows as they have
-together, so the rows tell the primes; the rest follows from the token list. Nothing is guessed that
-is not proved by the rows.
+engram.pad_id"). Others store a constant in a type that loaders refuse, carry keys of the other
+layout, or count rows as the other layout does. Nothing is guessed that is not proved by the rows
+and the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pipeline.errors import FormatError
-from pipeline.gguf.keys import KeyValue, ValueType, array, u32
+from pipeline.gguf.keys import KeyValue
 from pipeline.gguf.model_file import GgufModel
-from pipeline.model.config import EngramConfig
-from pipeline.model.contract.sizes import ENGRAM_NAMES, layers_with
-from pipeline.model.dialects import FORK_TABLE, MAINLINE_TABLE, dialect_of
-from pipeline.model.engram.arithmetic import (
-    layer_offsets,
-    multipliers,
-    prime_start,
-    running_offsets,
-    split_layers,
-)
+from pipeline.model.contract.sizes import ENGRAM_NAMES
+from pipeline.model.dialects import MAINLINE_TABLE, dialect_of
+from pipeline.model.engram.check import check_gguf_engram
 from pipeline.model.form import Architecture
 from pipeline.model.layout import Layout
 from pipeline.model.metadata.header_keys import HeaderKeys
+from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
 from pipeline.model.prefix import with_right_prefix
-from pipeline.model.tokens.token_map import compress_tokens
-from pipeline.requant.primes import prime_run
+from pipeline.requant.engram_keys import engram_keys, engram_layers
+from pipeline.requant.retyped import is_of, retyped
 
 _ARCHITECTURE = Architecture.DEEPSEEK41
-_PAD = "<｜▁pad▁｜>"
-_RELEASED_PAD = 2
-"""``engram_pad_token_id`` of the released config; tokenizers may name another token for padding."""
+_P = f"{_ARCHITECTURE}."
 
-_RELEASED_SHAPE = (4, 8)
-"""Longest n-gram and heads of the released model, where the width of the projection fits them."""
+_WANTED = {Layout.FORK: {**NINE_KEYS, **UNION_KEYS}, Layout.MAINLINE: MAINLINE_KEYS}
+_FOREIGN = {Layout.FORK: f"{_P}ple.", Layout.MAINLINE: f"{_P}engram."}
+"""How the other layout's keys begin."""
+
+_PAD_ID, _RAW_PAD = f"{_P}engram.pad_id", f"{_P}engram.pad_token_id"
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A model with the keys it should have had, and the names of those that it lacked."""
+    """A model with the keys it should have had.
+
+    ``added`` names those that it lacked, or had wrong; ``dropped`` those of the other layout.
+    """
 
     model: GgufModel
     added: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
 
 
 def completed(model: GgufModel) -> Completed:
-    """``model`` with the engram keys of its layout, those it has being left as they are.
+    """``model`` with the engram keys of its layout; those that agree with it stay as they are.
 
+    A key of another integer type gets the right one, one of the other layout goes, and constants
+    that contradict the rows or the tokens are computed again where that leaves no contradiction.
     Models that are no V4.1 target need nothing.
 
     Raises:
@@ -65,10 +66,13 @@ def completed(model: GgufModel) -> Completed:
         return Completed(model, tuple(renamed.keys))
     _refuse_dialect(model)
     layout = Layout.MAINLINE if MAINLINE_TABLE in model.tensors else Layout.FORK
-    model, cut_short = _without_short_list(model, layout)
-    new = tuple(e for e in _engram_keys(model, layout) if e.key not in model.key_values)
-    added = dict.fromkeys([*renamed.keys, *(e.key for e in new), *cut_short])
-    return Completed(_with_keys(model, new), tuple(added))
+    dropped = tuple(_strays(model, layout))
+    typed, unlike = _in_right_types(_without(model, dropped), layout)
+    model = _agreeing(_without(typed, _short_list(typed, layout)), layout)
+    before, after = renamed.model.key_values, model.key_values
+    changed = (key for key in after if key not in before or before[key] != after[key])
+    added = tuple(dict.fromkeys([*renamed.keys, *unlike, *changed]))
+    return Completed(model, added, dropped)
 
 
 def _refuse_dialect(model: GgufModel) -> None:
@@ -83,172 +87,92 @@ def _refuse_dialect(model: GgufModel) -> None:
         )
 
 
-def _with_keys(model: GgufModel, entries: tuple[KeyValue, ...]) -> GgufModel:
-    first = model.files[0]
-    keys = {**first.key_values, **{entry.key: entry for entry in entries}}
-    return GgufModel((replace(first, key_values=keys), *model.files[1:]))
+def _strays(model: GgufModel, layout: Layout) -> Iterator[str]:
+    """Keys of the other layout, by which some readers would look up wrong rows."""
+    for key in model.key_values:
+        if key.startswith(_FOREIGN[layout]) and key not in _WANTED[layout]:
+            yield key
 
 
-def _without_short_list(model: GgufModel, layout: Layout) -> tuple[GgufModel, tuple[str, ...]]:
-    """Without a list of the engram's layers that names others than have a table: some do."""
-    key = _keys(model).full(ENGRAM_NAMES[layout]["layers"])
-    said = _keys(model).find_numbers(ENGRAM_NAMES[layout]["layers"])
-    if said is None or said == _layers(model, layout):
-        return model, ()
-    first = model.files[0]
-    kept = {name: entry for name, entry in first.key_values.items() if name != key}
-    return GgufModel((replace(first, key_values=kept), *model.files[1:])), (key,)
+def _in_right_types(model: GgufModel, layout: Layout) -> tuple[GgufModel, tuple[str, ...]]:
+    """Integers in the type that loaders ask for; engram keys that hold none go, to be made."""
+    entries, fixed, lost = model.key_values, list[KeyValue](), list[str]()
+    for key, wanted in _WANTED[layout].items():
+        entry = entries.get(key)
+        if entry is None or is_of(entry, wanted):
+            continue
+        right = retyped(entry, wanted)
+        if right is not None:
+            fixed.append(right)
+        elif _is_engram(key):
+            lost.append(key)
+    model = _with(_without(model, lost), fixed)
+    return model, (*(entry.key for entry in fixed), *lost)
 
 
-def _engram_keys(model: GgufModel, layout: Layout) -> Iterator[KeyValue]:
-    """Every engram key of ``layout``, from the file's own where it has them."""
-    names = {fact: f"{_ARCHITECTURE}.{name}" for fact, name in ENGRAM_NAMES[layout].items()}
-    wanted = (*names.values(), f"{_ARCHITECTURE}.engram.token_map")
-    if all(key in model.key_values for key in wanted):
-        yield from _pad_keys(model, layout, None)
-        return
-    token_map = _token_map(model)
-    engram = _engram(model, layout, max(token_map) + 1)
-    sizes = split_layers(_buckets(model, layout, engram), engram.n_columns)
-    _check_rows(model, layout, engram, [sum(of_layer) for of_layer in sizes])
-    offsets = layer_offsets(sizes) if layout is Layout.FORK else running_offsets(sizes)
-    yield array(names["layers"], ValueType.INT32, engram.layers)
-    yield u32(names["max_ngram"], engram.max_ngram)
-    yield u32(names["n_heads"], engram.n_heads)
-    yield u32(names["width"], engram.head_dim)
-    for fact, per_layer in (
-        ("multipliers", multipliers(engram)),
-        ("sizes", sizes),
-        ("offsets", offsets),
-    ):
-        flat = [number for of_layer in per_layer for number in of_layer]
-        yield array(names[fact], ValueType.UINT64, flat)
-    yield array(f"{_ARCHITECTURE}.engram.token_map", ValueType.INT32, token_map)
-    yield from _pad_keys(model, layout, token_map)
+def _is_engram(key: str) -> bool:
+    return key.removeprefix(_P).startswith(("engram.", "ple.", "embedding_length_per_layer"))
 
 
-def _pad_keys(
-    model: GgufModel, layout: Layout, token_map: tuple[int, ...] | None
-) -> Iterator[KeyValue]:
-    """The pad id, raw and as the fork layout's loaders take it."""
-    keys = _keys(model)
-    mapped = keys.find_number("engram.pad_id")
-    if token_map is None:
-        token_map = keys.find_numbers("engram.token_map") or ()
-    raw = keys.find_number("engram.pad_token_id")
-    if raw is None and mapped is None:
-        tokens = _strings(model, "tokenizer.ggml.tokens")
-        raw = tokens.index(_PAD) if _PAD in tokens else _RELEASED_PAD
-    if raw is not None:
-        yield u32(keys.full("engram.pad_token_id"), raw)
-    if layout is Layout.FORK and raw is not None and raw < len(token_map):
-        yield u32(keys.full("engram.pad_id"), token_map[raw])
+def _short_list(model: GgufModel, layout: Layout) -> tuple[str, ...]:
+    """The list of the engram's layers where it names others than have a table: some do."""
+    keys, name = HeaderKeys(model.key_values, _ARCHITECTURE), ENGRAM_NAMES[layout]["layers"]
+    said = keys.find_numbers(name)
+    return () if said in (None, engram_layers(model, layout)) else (keys.full(name),)
 
 
-def _token_map(model: GgufModel) -> tuple[int, ...]:
-    said = _keys(model).find_numbers("engram.token_map")
-    if said:
-        return said
-    tokens = _strings(model, "tokenizer.ggml.tokens")
-    types = model.key_values.get("tokenizer.ggml.token_type")
-    kinds = types.value if types is not None and isinstance(types.value, tuple) else ()
-    if not tokens or len(kinds) != len(tokens):
-        raise FormatError(
-            "the file has neither an engram token map nor the tokens to make one of",
-            file=model.files[0].path,
-            expected="tokenizer.ggml.tokens and tokenizer.ggml.token_type, equally many",
-            found=f"{len(tokens):,} and {len(kinds):,}",
-        )
-    numbers = [kind if isinstance(kind, int) else 0 for kind in kinds]
-    return tuple(compress_tokens(tokens, numbers).tolist())
+def _agreeing(model: GgufModel, layout: Layout) -> GgufModel:
+    """``model`` with all engram keys, as few of its own made again as take every contradiction out.
 
-
-def _engram(model: GgufModel, layout: Layout, n_compressed: int) -> EngramConfig:
-    """Layers, lookups and widths: from the keys, or from the tensors that have them, too."""
-    keys, names = _keys(model), ENGRAM_NAMES[layout]
-    layers, tables = _layers(model, layout), _tables(model, layout)
-    width = tables[0][0]
-    max_ngram, n_heads = (keys.find_number(names[fact]) for fact in ("max_ngram", "n_heads"))
-    if max_ngram is None or n_heads is None:
-        max_ngram, n_heads = _RELEASED_SHAPE
-        _check_columns(model, layout, layers, (max_ngram - 1) * n_heads * width)
-    return EngramConfig(
-        layers=layers,
-        n_rows=tuple(n_rows for _, n_rows in tables),
-        max_ngram=max_ngram,
-        vocab_size=0,
-        n_heads=n_heads,
-        head_dim=width,
-        pad_token=0,
-        n_compressed=n_compressed,
-    )
-
-
-def _layers(model: GgufModel, layout: Layout) -> tuple[int, ...]:
-    part = "engram_embd" if layout is Layout.FORK else "engram_kv"
-    return layers_with(f"{part}.weight", model.tensors)
-
-
-def _check_columns(model: GgufModel, layout: Layout, layers: tuple[int, ...], wanted: int) -> None:
-    part = "engram_wkv" if layout is Layout.FORK else "engram_kv"
-    for layer in layers:
-        entry = model.tensors.get(f"blk.{layer}.{part}.weight")
-        if entry is None or entry[1].ne[0] != wanted:
-            raise FormatError(
-                "the file does not say how long n-grams are and how many heads look them up, and "
-                "its projection is not as wide as the released model's",
-                file=model.files[0].path,
-                tensor=f"blk.{layer}.{part}.weight",
-                expected=wanted,
-                found="no such tensor" if entry is None else entry[1].ne,
+    Where none of it helps, its own stay, for the check of the tables to tell what is wrong.
+    """
+    first: GgufModel | FormatError | None = None
+    for doubted in _doubts(model, layout):
+        try:
+            bare = _without(model, doubted)
+            made = _with(
+                bare, (e for e in engram_keys(bare, layout) if e.key not in bare.key_values)
             )
+        except FormatError as error:
+            first = error if first is None else first
+            continue
+        if check_gguf_engram(made).ok:
+            return made
+        first = made if first is None else first
+    if isinstance(first, FormatError):
+        raise first
+    assert first is not None
+    return first
 
 
-def _tables(model: GgufModel, layout: Layout) -> list[tuple[int, int]]:
-    """Width and rows of each table, in layer order."""
-    if layout is Layout.MAINLINE:
-        found = [model.tensors[MAINLINE_TABLE][1]]
-    else:
-        named = {n: t for n, (_, t) in model.tensors.items() if FORK_TABLE.fullmatch(n)}
-        found = [named[name] for name in sorted(named, key=lambda name: int(name.split(".")[1]))]
-    return [(tensor.ne[0], tensor.ne[-1]) for tensor in found]
+def _doubts(model: GgufModel, layout: Layout) -> Iterator[frozenset[str]]:
+    """Sets of keys to make again, each larger than the one before."""
+    names = {fact: f"{_P}{name}" for fact, name in ENGRAM_NAMES[layout].items()}
+    token_map = HeaderKeys(model.key_values, _ARCHITECTURE).find_numbers("engram.token_map")
+    raw = HeaderKeys(model.key_values, _ARCHITECTURE).find_number("engram.pad_token_id")
+    doubted: frozenset[str] = frozenset()
+    yield doubted
+    doubted |= {names["offsets"], _PAD_ID}
+    if raw is not None and not 0 <= raw < len(token_map or ()):
+        doubted |= {_RAW_PAD}
+    yield doubted
+    doubted |= {names["sizes"], f"{_P}engram.vocab_size"}
+    yield doubted
+    # The multipliers are drawn for the map's ids, so a map that they do not fit is the tokens' no
+    # more than they are.
+    yield doubted | {names["multipliers"], f"{_P}engram.token_map"}
 
 
-def _buckets(model: GgufModel, layout: Layout, engram: EngramConfig) -> tuple[int, ...]:
-    said = _keys(model).find_numbers(ENGRAM_NAMES[layout]["sizes"])
-    if said:
-        return said
-    n_buckets, n_rows = len(engram.layers) * engram.n_columns, sum(engram.n_rows)
-    run = prime_run(n_rows, n_buckets)
-    if run is None or prime_start(run) is None:
-        raise FormatError(
-            f"no {n_buckets} primes one after the other have as many buckets together as the "
-            "engram tables have rows",
-            file=model.files[0].path,
-            found=f"{n_rows:,} rows",
-            next_step="The tables are not those of the released model, or rows are missing.",
-        )
-    return run
+def _with(model: GgufModel, entries: Iterable[KeyValue]) -> GgufModel:
+    return _keyed(model, [*model.key_values.values(), *entries])
 
 
-def _check_rows(model: GgufModel, layout: Layout, engram: EngramConfig, sums: list[int]) -> None:
-    wanted = tuple(sums) if layout is Layout.FORK else (sum(sums),)
-    if engram.n_rows != wanted:
-        raise FormatError(
-            "the engram tables do not have the rows of their buckets",
-            file=model.files[0].path,
-            expected=" and ".join(f"{n:,}" for n in wanted),
-            found=" and ".join(f"{n:,}" for n in engram.n_rows),
-            next_step="The keys that are missing cannot be made for such tables; take the "
-            "released checkpoint.",
-        )
+def _without(model: GgufModel, keys: Collection[str]) -> GgufModel:
+    if not keys:
+        return model
+    return _keyed(model, (e for e in model.key_values.values() if e.key not in keys))
 
 
-def _keys(model: GgufModel) -> HeaderKeys:
-    return HeaderKeys(model.key_values, _ARCHITECTURE)
-
-
-def _strings(model: GgufModel, key: str) -> tuple[str, ...]:
-    entry = model.key_values.get(key)
-    values = entry.value if entry is not None and isinstance(entry.value, tuple) else ()
-    return tuple(value for value in values if isinstance(value, str))
+def _keyed(model: GgufModel, entries: Iterable[KeyValue]) -> GgufModel:
+    first = replace(model.files[0], key_values={entry.key: entry for entry in entries})
+    return GgufModel((first, *model.files[1:]))

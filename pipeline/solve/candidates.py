@@ -9,6 +9,7 @@ from pipeline.errors import RecipeError, raise_problems
 from pipeline.model.targets.tensor import TargetTensor
 from pipeline.quant.types import GgmlType, find_type
 from pipeline.recipe.choose import applies
+from pipeline.recipe.rules import PROTECTED
 from pipeline.recipe.schema import Recipe
 from pipeline.recipe.values import Granularity
 
@@ -18,11 +19,15 @@ WhyNot = Callable[[TargetTensor, GgmlType], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors that get the same type, and the types that all of them may get, smallest first."""
+    """Tensors that get the same type, and the types that all of them may get, smallest first.
+
+    ``refused`` are types that were allowed and that some may not get, each with the reason.
+    """
 
     title: str
     targets: tuple[TargetTensor, ...]
     types: tuple[GgmlType, ...]
+    refused: tuple[tuple[GgmlType, str], ...] = ()
 
     def nbytes(self, ggml_type: GgmlType) -> int:
         """Bytes of all tensors in a type."""
@@ -37,9 +42,9 @@ def nbytes_of(targets: Iterable[TargetTensor], ggml_type: GgmlType) -> int:
 def free_types(recipe: Recipe, target: TargetTensor) -> tuple[str, ...] | None:
     """The types that the recipe's budget lets ``target`` become; nothing where it is fixed.
 
-    Fixed is what has one possible type, what an override chooses, and what is not named in the
-    budget's types. A sub-role that is named there is free whatever its role is, and one that has a
-    type of its own is fixed where its role alone is named.
+    What is named in the budget's types is free, whatever roles and sub-roles say of it, here or in
+    a recipe that this one extends. Fixed is what has one possible type, what an override chooses,
+    and the small sensitive matrices (`PROTECTED`) unless their sub-role itself is named.
     """
     budget = recipe.budget
     if budget is None or target.only_type is not None:
@@ -50,7 +55,7 @@ def free_types(recipe: Recipe, target: TargetTensor) -> tuple[str, ...] | None:
     is_own = target.sub_role.value != target.role.value and (
         getattr(budget.types, target.sub_role.value, None) is not None
     )
-    if not is_own and recipe.sub_roles.type_of(target.sub_role) is not None:
+    if not is_own and target.sub_role in PROTECTED:
         return None
     return budget.candidates if names == () else names
 
@@ -73,14 +78,14 @@ def groups_of(
         raise RecipeError(
             f"recipe {recipe.name} has a budget, and nothing that is free to choose",
             expected="roles or sub-roles in budget.types",
-            next_step="Overrides and types of sub-roles leave nothing of what is named there free.",
+            next_step="Overrides leave nothing of what is named there free.",
         )
     groups, problems = [], []
     for (title, names), tensors in members.items():
-        types, reasons = _allowed(names, tensors, why_not)
-        groups.append(Group(title, tuple(tensors), types))
+        types, refused = _allowed(names, tensors, why_not)
+        groups.append(Group(title, tuple(tensors), types, refused))
         if not types:
-            problems.append(_nothing_left(recipe, groups[-1], reasons))
+            problems.append(_nothing_left(recipe, groups[-1]))
     raise_problems(f"the budget of recipe {recipe.name}", problems)
     return tuple(groups)
 
@@ -101,24 +106,25 @@ def _title(recipe: Recipe, target: TargetTensor) -> str:
 
 def _allowed(
     names: Iterable[str], targets: Sequence[TargetTensor], why_not: WhyNot
-) -> tuple[tuple[GgmlType, ...], list[str]]:
+) -> tuple[tuple[GgmlType, ...], tuple[tuple[GgmlType, str], ...]]:
     """The types that every one of ``targets`` may have, and why not the others."""
-    types, reasons = [], []
+    types, refused = [], []
     for ggml_type in dict.fromkeys(map(find_type, names)):
         found = (why_not(target, ggml_type) for target in targets)
         reason = next((reason for reason in found if reason), None)
         if reason is None:
             types.append(ggml_type)
         else:
-            reasons.append(reason.strip(" ,"))
-    return tuple(sorted(types, key=lambda t: nbytes_of(targets, t))), reasons
+            refused.append((ggml_type, reason.strip(" ,")))
+    return tuple(sorted(types, key=lambda t: nbytes_of(targets, t))), tuple(refused)
 
 
-def _nothing_left(recipe: Recipe, group: Group, reasons: Sequence[str]) -> RecipeError:
+def _nothing_left(recipe: Recipe, group: Group) -> RecipeError:
+    reasons = [reason for _, reason in group.refused]
     return RecipeError(
         f"recipe {recipe.name}: {group.title} may become none of the types that its budget allows",
         tensor=", ".join(t.name for t in group.targets[:8]),
         found="; ".join(reasons) or "an empty list (budget.candidates has none either)",
         next_step=f"Give {group.targets[0].sub_role} types of its own in budget.types, or fix it "
-        "in sub_roles.",
+        "by an override.",
     )

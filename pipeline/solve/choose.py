@@ -14,6 +14,8 @@ from pipeline.solve.question import Question
 FileNbytes = Callable[[Mapping[str, GgmlType]], int]
 """Types by tensor name -> exact bytes of all files that have them."""
 
+_MOST_PARTS = 8
+
 _MOST_PLANS = 8
 """Header bytes follow from the number of files: a search settles after one or two plans."""
 
@@ -50,10 +52,10 @@ def choose(question: Question, file_nbytes: FileNbytes, *, seconds: float) -> An
         PlanError: No choice fits; the smallest is told, and by how much it does not.
         Problems: The smallest choice misses several limits.
     """
+    headers = require_fits(question, file_nbytes)
     options = [question.options(group) for group in question.groups]
-    headers = _headers(question, smallest_types(question), file_nbytes)
     for _ in range(_MOST_PLANS):
-        _require_fits(question, options, headers)
+        _require_fits(question, headers)
         picks = search(question, options, headers, seconds=seconds)
         types = question.types_of(picks.options)
         found = _headers(question, types, file_nbytes)
@@ -106,6 +108,20 @@ def search(
     return picks
 
 
+def require_fits(question: Question, file_nbytes: FileNbytes) -> int:
+    """The bytes of headers and padding with the smallest types, which must fit every limit.
+
+    A matter of sizes: ``question`` needs no losses for it.
+
+    Raises:
+        PlanError: They do not; it is told by how much, and what is fixed.
+        Problems: They miss several limits.
+    """
+    headers = _headers(question, smallest_types(question), file_nbytes)
+    _require_fits(question, headers)
+    return headers
+
+
 def smallest_types(question: Question) -> dict[str, GgmlType]:
     """Every group in the smallest of its types."""
     return question.types_of([0] * len(question.groups))
@@ -116,32 +132,30 @@ def _headers(question: Question, types: Mapping[str, GgmlType], file_nbytes: Fil
     return file_nbytes(types) - question.used(types, counting[0]) if counting else 0
 
 
-def _require_fits(question: Question, options: Sequence[Sequence[Option]], headers: int) -> None:
+def _require_fits(question: Question, headers: int) -> None:
     """Refuse what even the smallest types are too large for."""
     problems: list[QuantmillError] = []
+    costs = [question.costs(group) for group in question.groups]
     for at, limit in enumerate(question.limits):
         least = question.fixed_cost(limit) + limit.has_headers * headers
-        least += sum(min(option.costs[at] for option in group) for group in options)
+        least += sum(min(option[at] for option in group) for group in costs)
         if least > limit.nbytes:
             problems.append(_too_large(question, limit, least))
     raise_problems("no choice of types fits the budget", problems)
 
 
 def _too_large(question: Question, limit: Limit, least: int) -> PlanError:
-    fixed = question.fixed_cost(limit)
+    parts = question.fixed_parts(limit)
+    named = ", ".join(f"{what} ({n:,})" for what, n in parts[:_MOST_PARTS])
+    more = f" and {len(parts) - _MOST_PARTS:,} more" if len(parts) > _MOST_PARTS else ""
     return PlanError(
         f"no choice of types fits the budget: {limit.title}",
         expected=f"{limit.nbytes:,} at most",
         found=f"{least:,} with the smallest types allowed, {least - limit.nbytes:,} too many; "
-        f"{fixed:,} of them in tensors whose type is fixed",
-        next_step="Allow smaller types, free what is fixed, or raise the limit to that.",
+        f"{question.fixed_cost(limit):,} of them fixed",
+        next_step="Allow smaller types, raise the limit to that, or free what is fixed"
+        + (f": {named}{more}." if parts else "."),
     )
-
-
-def binding(question: Question, answer: Answer) -> int:
-    """Number of the limit that the answer comes closest to, in parts of the limit."""
-    slack = [1 - n / limit.nbytes for n, limit in zip(answer.used, question.limits, strict=True)]
-    return slack.index(min(slack))
 
 
 def with_limit(question: Question, at: int, nbytes: int) -> Question:

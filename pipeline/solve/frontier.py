@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pipeline.quant.types import GgmlType
 from pipeline.solve.candidates import Group
-from pipeline.solve.choose import Answer, binding, search, with_limit
-from pipeline.solve.milp import Option, Picks
+from pipeline.solve.choose import Answer, search, with_limit
+from pipeline.solve.milp import PROVED, Option, Picks
 from pipeline.solve.question import Question
 
 STEPS = (0.80, 0.85, 0.90, 0.95, 1.0, 1.05, 1.10, 1.20, 1.35)
@@ -21,7 +21,7 @@ _SMALL = 50
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One answer on the way: the bytes it uses of the limit, and the error left."""
+    """One answer on the way: the bytes it uses of the limit, and the sum of all errors left."""
 
     limit_nbytes: int
     nbytes: int
@@ -66,11 +66,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Answers along the limit numbered ``axis``, the one that decides; ``next`` at its end."""
+    """Answers along the limit numbered ``axis``, the one that decides.
+
+    Every point is another answer; all have ``fixed_error`` in them, of what is not free. ``next``
+    is what a little more of the limit buys.
+    """
 
     axis: int
     points: tuple[Point, ...]
     next: Step | None
+    fixed_error: float
 
 
 def frontier(question: Question, answer: Answer, *, seconds: float) -> Frontier:
@@ -78,8 +83,9 @@ def frontier(question: Question, answer: Answer, *, seconds: float) -> Frontier:
 
     Headers are taken to be those of ``answer``: a point may be off by the header of a file.
     """
-    axis = binding(question, answer)
+    axis = binding(question, answer, seconds=seconds)
     options = [question.options(group) for group in question.groups]
+    fixed_error = question.fixed_error()
     asked = question.limits[axis].nbytes
     least = _used(question, options, [0] * len(options), axis, answer.headers)
     most = _used(question, options, [len(group) - 1 for group in options], axis, answer.headers)
@@ -95,8 +101,47 @@ def frontier(question: Question, answer: Answer, *, seconds: float) -> Frontier:
         else:
             continue
         used = _used(question, options, picks.options, axis, answer.headers)
-        points.append(Point(nbytes, used, picks.error, picks.gap))
-    return Frontier(axis, tuple(points), _next(question, answer, options, axis, seconds))
+        points.append(Point(nbytes, used, fixed_error + picks.error, picks.gap))
+    more = _next(question, answer, options, axis, seconds)
+    return Frontier(axis, _different(points, asked), more, fixed_error)
+
+
+def binding(question: Question, answer: Answer, *, seconds: float) -> int:
+    """Number of the limit that decides: without it, less would be lost.
+
+    Of several, and where none does so alone, it is the one that the answer comes closest to, in
+    parts of the limit; one that every choice takes as much of decides nothing.
+    """
+    options = [question.options(group) for group in question.groups]
+    slack = [
+        1 - n / limit.nbytes if limit.nbytes else 0.0
+        for n, limit in zip(answer.used, question.limits, strict=True)
+    ]
+    order = sorted(range(len(slack)), key=lambda at: slack[at])
+    deciding = [at for at in order if _differs(options, at)] or order
+    if len(deciding) == 1:
+        return deciding[0]
+    for at in deciding:
+        most = sum(max(option.costs[at] for option in group) for group in options)
+        open_end = question.fixed_cost(question.limits[at]) + answer.headers + most
+        picks = search(with_limit(question, at, open_end), options, answer.headers, seconds=seconds)
+        if picks.error < answer.error * (1 - PROVED):
+            return at
+    return deciding[0]
+
+
+def _differs(options: Sequence[Sequence[Option]], at: int) -> bool:
+    return any(len({option.costs[at] for option in group}) > 1 for group in options)
+
+
+def _different(points: Sequence[Point], asked: int) -> tuple[Point, ...]:
+    """Every answer once; of equal ones that to what was asked, else the first."""
+    found: dict[tuple[int, float], Point] = {}
+    for point in points:
+        key = (point.nbytes, point.error)
+        if key not in found or point.limit_nbytes == asked:
+            found[key] = point
+    return tuple(found.values())
 
 
 def _next(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, milp
 from scipy.sparse import csr_array
 
 from pipeline.solve.milp import Option
@@ -35,9 +35,10 @@ class Programme:
             (np.ones(len(options)), (one_each, np.arange(len(options)))),
             shape=(len(groups), len(options)),
         )
-        units = [_unit(option.costs[at] for option in options) for at in range(len(rooms))]
-        self._costs = costs / np.array(units, np.float64)[:, None]
-        self._rooms = [room // unit for room, unit in zip(rooms, units, strict=True)]
+        self._span = float(self._errors.max()) or 1.0
+        self._units = [_unit(o.costs[at] for o in options) for at in range(len(rooms))]
+        self._costs = costs / np.array(self._units, np.float64)[:, None]
+        self._rooms = [room // unit for room, unit in zip(rooms, self._units, strict=True)]
         self._forbidden: list[NDArray[np.float64]] = []
 
     def forbid(self, picks: Sequence[int]) -> None:
@@ -46,14 +47,38 @@ class Programme:
         row[self._first + np.array(picks, np.intp)] = 1
         self._forbidden.append(row)
 
-    def solve(self, seconds: float) -> tuple[tuple[int, ...], float] | None:
-        """Option numbers within the groups and the gap; nothing where no choice fits.
+    def prices(self) -> tuple[float, ...]:
+        """What a unit of each limit's costs is worth in error, where options may be mixed.
+
+        They are guesses that any bound may be reckoned with; 0 where the solver has none.
+        """
+        if not self._rooms:
+            return ()
+        scale = np.maximum(self._costs.max(axis=1), 1.0)
+        with quiet():
+            # Type hints of scipy know no sparse matrices here; scipy does.
+            result = linprog(  # type: ignore[call-overload]
+                self._errors / self._span * _SCALE,
+                A_ub=self._costs / scale[:, None],
+                b_ub=np.array(self._rooms, np.float64) / scale,
+                A_eq=self._one_each,
+                b_eq=np.ones(self._n_groups),
+                method="highs",
+            )
+        if result.status != _DONE:
+            return (0.0,) * len(self._rooms)
+        found = -result.ineqlin.marginals * self._span / _SCALE / scale / np.array(self._units)
+        return tuple(max(0.0, price) for price in found.tolist())
+
+    def solve(self, seconds: float) -> tuple[tuple[int, ...], bool] | None:
+        """Option numbers within the groups; whether it is sure of them; or that nothing fits.
+
+        None of its word is to be trusted: on costs far apart it may be wrong in all of them.
 
         Raises:
             TimeoutError: No choice was found in time.
             ArithmeticError: The solver gave up for another reason.
         """
-        span = float(self._errors.max()) or 1.0
         constraints = [LinearConstraint(self._one_each, 1, 1)]
         if len(self._rooms):
             constraints.append(LinearConstraint(self._costs, -np.inf, self._rooms))
@@ -64,13 +89,13 @@ class Programme:
         for presolve in (True, False):
             with quiet():
                 result = milp(
-                    self._errors / span * _SCALE,
+                    self._errors / self._span * _SCALE,
                     integrality=np.ones(len(self._errors), np.int64),
                     bounds=Bounds(0, 1),
                     constraints=constraints,
                     options={"mip_rel_gap": 0, "time_limit": seconds, "presolve": presolve},
                 )
-            if result.status in (_DONE, _OUT_OF_TIME, _INFEASIBLE):
+            if result.status in (_DONE, _OUT_OF_TIME):
                 break
         if result.x is None:
             _require_none(result)
@@ -80,7 +105,7 @@ class Programme:
             int(np.argmax(result.x[begin:end]))
             for begin, end in zip(self._first, ends, strict=True)
         )
-        return picks, 0.0 if result.status == _DONE else _gap(result)
+        return picks, result.status == _DONE
 
 
 def _unit(costs: Iterable[int]) -> int:
@@ -94,8 +119,3 @@ def _require_none(result: OptimizeResult) -> None:
         raise TimeoutError
     if result.status != _INFEASIBLE:
         raise ArithmeticError(result.message)
-
-
-def _gap(result: OptimizeResult) -> float:
-    found, bound = float(result.fun), float(result.mip_dual_bound)
-    return max(0.0, (found - bound) / found) if found > 0 else 0.0

@@ -9,8 +9,8 @@ compute buffers, the system), and D, S, E the bytes of dense tensors, expert sta
     D + S + E <= vram + ram         what VRAM has left takes experts, RAM the rest
 
 A machine without one of the two has only the other line, and one with a drive has the files there.
-Experts move in whole stacks, so up to one layer less may fit than the sum says. The draft's file is
-not counted: leave room for it in the reserve.
+Experts move in whole stacks, so up to one layer less may fit than the sum says. The draft's file
+counts among the files, but not in the memories: leave room for it in the reserve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Cost = Callable[[TargetTensor, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most ``nbytes`` of something; ``has_headers``: file headers count as well."""
+    """At most ``nbytes`` of something.
+
+    ``has_headers``: whole files are counted, with their headers and the draft's file.
+    """
 
     title: str
     nbytes: int

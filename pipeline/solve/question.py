@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.model.config import ModelConfig
 from pipeline.model.targets.tensor import TargetTensor
@@ -21,7 +22,9 @@ class Question:
     """All that a choice of types depends on.
 
     ``fixed`` are the types of the tensors that are in no group, by name. ``losses`` has every
-    group's tensors in every type of the group, and the fixed ones in theirs.
+    group's tensors in every type of the group, and the fixed ones in theirs; sizes can be asked for
+    without. ``fixed_by`` names the entry of the recipe that fixes a tensor's type; ``draft_nbytes``
+    are the bytes of the draft's file, where one is made beside the target's.
     """
 
     config: ModelConfig
@@ -32,6 +35,8 @@ class Question:
     limits: Sequence[Limit]
     objective: Objective
     weight: Callable[[TargetTensor], float]
+    fixed_by: Mapping[str, str] = field(default_factory=dict)
+    draft_nbytes: int = 0
 
     def error(self, types: Mapping[str, GgmlType]) -> float:
         """What is made least: the sum over all tensors in these types."""
@@ -39,7 +44,8 @@ class Question:
 
     def used(self, types: Mapping[str, GgmlType], limit: Limit) -> int:
         """What these types take of a limit, headers left out."""
-        return sum(_cost(limit, target, types[target.name]) for target in self.targets)
+        free = sum(_cost(limit, target, types[target.name]) for target in self.targets)
+        return free + self._of_draft(limit)
 
     def rmse(self, targets: Sequence[TargetTensor], ggml_type: GgmlType) -> float:
         """Relative root mean square error of ``targets`` together, each as large as it is."""
@@ -51,21 +57,40 @@ class Question:
     def options(self, group: Group) -> tuple[Option, ...]:
         """What each type of a group costs and loses, in the order of its types."""
         return tuple(
-            Option(
-                sum(self._error(target, ggml_type) for target in group.targets),
-                tuple(
-                    sum(_cost(limit, target, ggml_type) for target in group.targets)
-                    for limit in self.limits
-                ),
+            Option(sum(self._error(target, ggml_type) for target in group.targets), costs)
+            for ggml_type, costs in zip(group.types, self.costs(group), strict=True)
+        )
+
+    def costs(self, group: Group) -> tuple[tuple[int, ...], ...]:
+        """What each type of a group takes of each limit."""
+        return tuple(
+            tuple(
+                sum(_cost(limit, target, ggml_type) for target in group.targets)
+                for limit in self.limits
             )
             for ggml_type in group.types
         )
 
     def fixed_cost(self, limit: Limit) -> int:
-        """What the tensors that are not free take of a limit."""
-        return sum(
-            _cost(limit, t, self.fixed[t.name]) for t in self.targets if t.name in self.fixed
-        )
+        """What the tensors that are not free take of a limit, and the draft's file."""
+        return sum(n for _, n in self.fixed_parts(limit))
+
+    def fixed_parts(self, limit: Limit) -> list[tuple[str, int]]:
+        """What is fixed and why, with what it takes of a limit; the most first."""
+        parts: Counter[str] = Counter()
+        for target in self.targets:
+            if target.name in self.fixed:
+                ggml_type = self.fixed[target.name]
+                by = self.fixed_by.get(target.name, "")
+                # Norms and the like: "stays F32" is all there is to say.
+                reason = by if by.startswith("stays") else f"stays {ggml_type.name} by {by}"
+                parts[f"{target.sub_role} {reason}"] += _cost(limit, target, ggml_type)
+        parts["the draft's file"] = self._of_draft(limit)
+        return [part for part in parts.most_common() if part[1]]
+
+    def fixed_error(self) -> float:
+        """What the tensors that are not free add to the sum."""
+        return sum(self._error(t, self.fixed[t.name]) for t in self.targets if t.name in self.fixed)
 
     def types_of(self, picks: Sequence[int]) -> dict[str, GgmlType]:
         """The type of every tensor when each group takes the type of this number."""
@@ -76,6 +101,9 @@ class Question:
         for group, number in zip(self.groups, picks, strict=True):
             for target in group.targets:
                 yield target.name, group.types[number]
+
+    def _of_draft(self, limit: Limit) -> int:
+        return self.draft_nbytes if limit.has_headers else 0
 
     def _error(self, target: TargetTensor, ggml_type: GgmlType) -> float:
         return error_of(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.gguf.keys import text
 from pipeline.gguf.model_file import GgufModel, read_model
+from pipeline.model.contract.form import form_of
 from pipeline.model.layout import Layout
 from pipeline.model.targets.draft import draft_tensors
 from pipeline.model.targets.tensor import TargetTensor
@@ -110,7 +111,12 @@ def test_a_dumped_recipe_is_the_same_recipe() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_recipe_comes_back_whole(name: str) -> None:
-    assert parse(recipe_toml(shipped(name))) == parse(recipe_line(shipped(name))) == shipped(name)
+    recipe = shipped(name)
+    assert parse(recipe_toml(recipe)) == recipe
+    line = parse(recipe_line(recipe))
+    assert line.output.layout == recipe.output.layout
+    assert line == recipe.model_copy(update={"output": line.output})
+    assert line.output.shard_nbytes == recipe.output.shard_nbytes
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -120,9 +126,17 @@ def test_a_recipe_for_metadata_takes_less_than_a_kilobyte(name: str) -> None:
 
 def test_a_dump_says_what_was_left_to_defaults() -> None:
     said = tomllib.loads(recipe_toml(shipped("native")))
-    assert said["output"] == {"layout": "mainline", "shard_nbytes": 45_000_000_000}
+    # No layout: that of the source stays, if it has one.
+    assert said["output"] == {"shard_nbytes": 45_000_000_000}
+    mainline = tomllib.loads(recipe_toml(shipped("bpw-3.0-mainline")))
+    assert mainline["output"]["layout"] == "mainline"
     assert said["draft"]["routed"] == "MXFP4"
     assert "extends" not in said
+
+
+def test_metadata_says_no_layout_that_goes_without_saying() -> None:
+    assert "layout" not in recipe_line(shipped("bpw-3.0-mainline"))
+    assert 'output={layout="fork"}' in recipe_line(shipped("bpw-3.0"))
 
 
 def test_metadata_names_no_folder_of_anyone() -> None:
@@ -248,7 +262,8 @@ experts = {n_keep = 4}
 def test_the_recipe_in_the_file_counts_if_it_is_true(model: GgufModel) -> None:
     found = recipe_of_file(with_keys(model, text(RECIPE_KEY, RECORDED)))
     assert found.is_recorded
-    assert found.recipe == parse(RECORDED)
+    # With the layout that the file has, whoever chose it.
+    assert found.recipe == parse(RECORDED + f'output = {{layout = "{form_of(model).layout}"}}\n')
     assert found.notes == ()
 
 

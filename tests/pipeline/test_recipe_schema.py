@@ -281,8 +281,8 @@ MISTAKES = {
     ),
     "overrides of a draft alone": broken(
         '[draft]\nmode = "only"\n[[override]]\nmatch = "x"\ntype = "F32"\n',
-        "overrides, grafts, experts and a budget speak of the target, and this recipe makes a "
-        "draft only",
+        "overrides, grafts, experts, an importance matrix and a budget speak of the target, and "
+        "this recipe makes a draft only",
         None,
         None,
         step="Types of the draft stand in [draft].",

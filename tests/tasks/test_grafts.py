@@ -1,15 +1,17 @@
 """Tensors of a job that come from another source than the rest."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from pipeline.errors import PlanError, RecipeError, SourceError
+from pipeline.errors import OutputError, PlanError, RecipeError, SourceError
 from pipeline.experts.keep_json import write_keep
 from pipeline.model.layout import Layout
 from pipeline.plan import Transform
-from tasks.grafts import parse_grafts
+from tasks.grafts import Experts, grafts_for, parse_grafts, require_used
 from tasks.job import Job
+from tasks.recipe_file import read_recipe
 from tasks.request import JobParameters
 from tests.gguf_builder import write_hollow
 from tests.pipeline.cut.models import keep_of
@@ -119,6 +121,88 @@ def test_experts_of_a_cut_file_come_from_the_uncut_one(files, small_miniature, t
     assert names == [f"layers.3.ffn.experts.{e}.w3.weight" for e in keep.layers[3]]
 
 
+LISTS = {"one": ((0, 1),) * 6, "other": ((0, 2),) * 6, "three": ((0, 2, 3),) * 6}
+
+
+@pytest.fixture(scope="module")
+def cut_files(files, tmp_path_factory):
+    """The native file, cut by several lists."""
+    folder = tmp_path_factory.mktemp("cut")
+    recipe = recipe_file(folder, extends="native", more='[draft]\nmode = "drop"\n')
+    found = {}
+    for name, layers in LISTS.items():
+        whole = keep_of(len(layers[0]), n_experts=4, n_layers=6, top_k=2)
+        write_keep(folder / name, replace(whole, layers=layers))
+        plan = plan_of(files["native"], folder, recipe, keep=str(folder / name))
+        found[name] = write_hollow(plan, folder / f"{name} file").parent
+    return found
+
+
+def grafted(files, source, graft, folder, selector='roles = ["routed"]'):
+    recipe = recipe_file(
+        folder, f'from = "x"\n{selector}', extends="native", more='[draft]\nmode = "drop"\n'
+    )
+    return plan_of(files[source], folder, recipe, graft=f"x={files[graft]}")
+
+
+MIXED = {
+    "another list": ("one", "other", r"expected 2 of 4 experts \(of layer 0 0, 1\).*0, 2\)"),
+    "no list": ("native", "one", r"expected 4 of 4 experts \(all\).*2 of 4 experts"),
+    "a smaller list": ("three", "other", "0, 2, 3.*0, 2"),
+}
+
+
+@pytest.mark.parametrize(("source", "graft", "message"), MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("selector", ['roles = ["routed"]', "match = 'exp_probs_b.bias$'"])
+def test_experts_of_another_cut_are_refused(
+    files, cut_files, tmp_path, source, graft, message, selector
+):
+    with pytest.raises(PlanError, match=f"(?s){message}.*Take them from"):
+        grafted(files | cut_files, source, graft, tmp_path, selector)
+
+
+def test_what_has_no_experts_comes_from_any_cut(files, cut_files, tmp_path):
+    plan = grafted(files | cut_files, "one", "other", tmp_path, "match = '^token_embd'")
+    assert [name for name, is_other in sources(plan).items() if is_other] == ["token_embd.weight"]
+
+
+@pytest.mark.parametrize(
+    ("graft", "places"), [("other", (0, 1)), ("three", (0, 1)), ("native", (0, 2))]
+)
+def test_experts_are_found_by_their_first_numbers(files, cut_files, tmp_path, graft, places):
+    copy = shutil.copytree(cut_files["other"], tmp_path / "copy")
+    plan = grafted(files | cut_files | {"copy": copy}, "copy", graft, tmp_path)
+    stack = next(t.target for t in plan.tensors if t.name == "blk.3.ffn_up_exps.weight")
+    assert tuple(e for m in stack.matrices for e in m.picks.entries) == places
+
+
+def test_experts_without_common_numbers_are_refused(tmp_path):
+    two = Experts(4, ((0, 1),), tmp_path / "a")
+    with pytest.raises(PlanError, match=r"(?s)2 of 4 experts.*2 of 2 experts"):
+        two.places_in(Experts(2, ((0, 1),), tmp_path / "b"))
+    assert two.places_in(Experts(4, ((0, 1),), tmp_path / "b")) is None
+    assert Experts(4, ((1, 3),), tmp_path).places_in(Experts(4, ((0, 1, 3),), tmp_path)) == (
+        (1, 2),
+    )
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_grafted_may_not_lie_where_the_files_go(files, tmp_path, linked):
+    graft = 'from = "native"\nmatch = "^token_embd"'
+    recipe = recipe_file(tmp_path, graft, more='\n[draft]\nmode = "drop"\n')
+    asked = JobParameters(str(files["published"]), str(recipe), str(tmp_path / "out"))
+    folder = tmp_path / "out" / "DeepSeek-V4.1-Flash-grafted-fork"
+    shutil.copytree(files["native"], folder)
+    if linked:
+        (tmp_path / "linked").mkdir()
+        for path in folder.iterdir():
+            (tmp_path / "linked" / path.name).symlink_to(path)
+        folder = tmp_path / "linked"
+    job = Job(replace(asked, graft=f"native={folder}"))
+    with pytest.raises(OutputError, match="output folder is that of a source"):
+        job.plans  # noqa: B018
+
+
 def test_another_model_is_refused(files, small_v4_miniature, tmp_path):
     recipe = recipe_file(tmp_path, 'from = "other"\nmatch = "^token_embd"')
     with pytest.raises(PlanError, match="grafted from another model"):
@@ -143,6 +227,29 @@ def test_what_is_not_there_is_named(files, tmp_path, graft, given, message):
 def test_a_label_without_a_path_is_refused(text):
     with pytest.raises(RecipeError, match="each label one path"):
         parse_grafts(text)
+
+
+def test_of_several_recipes_each_is_given_its_own_labels():
+    recipes = [read_recipe("native"), read_recipe("served-graft")]
+    words = "original=/a/b"
+    assert [grafts_for(recipe, words) for recipe in recipes] == ["", words]
+    require_used(recipes, words)
+    with pytest.raises(RecipeError, match=r"(?s)native, served-graft takes nothing from other"):
+        require_used(recipes, f"{words},other=x")
+    with pytest.raises(RecipeError, match="each label one path"):
+        grafts_for(recipes[0], "original")
+
+
+def test_a_path_in_a_parents_folder_may_be_said_anew(files, tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "there").symlink_to(files["published"])
+    recipe_file(tmp_path / "base", 'from = "there"\nmatch = "^token_embd"')
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "base/grafted"\n')
+    for given in ("", f"there={files['native']}"):
+        plan = plan_of(files["published"], tmp_path, child, graft=given)
+        (tensor,) = (t for t in plan.tensors if ":" in t.target.matrices[0].weight)
+        assert tensor.name == "token_embd.weight"
 
 
 def test_labels_may_be_many():

@@ -8,10 +8,10 @@ import pytest
 
 from pipeline.errors import OutputError, PlanError, Problems, RecipeError, SourceError
 from pipeline.recipe.schema import load_recipe
-from tasks.budget_job import target_plan
 from tasks.job import Job
 from tasks.request import JobParameters
-from tasks.solve import FIRST_LINE, SolveBudget, moved
+from tasks.budget_answer import FIRST_LINE, moved
+from tasks.solve import SolveBudget
 from tests.pipeline.importance.writing import write_imatrix
 from tests.tasks.commands import files_of, luigi
 
@@ -75,7 +75,7 @@ def solve(task):
 
 def planned_nbytes(task, recipe):
     parameters = JobParameters(str(task.source), str(recipe), str(task.out), name="mini")
-    return target_plan(Job(parameters)).nbytes
+    return Job(parameters).nbytes
 
 
 def test_the_recipe_runs_and_has_exactly_the_bytes_that_were_told(ask, capsys):

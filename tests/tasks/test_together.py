@@ -116,3 +116,19 @@ def test_recipes_with_grafts_from_different_places_read_all_of_them(small_miniat
         for tensor in job.tensors:
             for name in tensor.source_names:
                 checkpoint.locate(name)
+
+
+def test_a_graft_is_given_to_the_recipes_that_take_it(small_miniature, tmp_path):
+    graft = '[[graft]]\nfrom = "original"\nroles = ["shared"]\n'
+    (tmp_path / "grafted.toml").write_text(MIXED + graft)
+    recipes = f"native,{tmp_path / 'grafted.toml'}"
+    given = {"graft": f"original={small_miniature}"}
+    native, grafted = together(small_miniature, recipes, tmp_path / "out", **given).requires()
+    assert native.job.parameters.graft == ""
+    assert grafted.job.parameters.graft == given["graft"]
+    assert [job.name for job in FillTogether.of(grafted).jobs] == [
+        native.job.name,
+        grafted.job.name,
+    ]
+    with pytest.raises(RecipeError, match="takes nothing from original"):
+        list(together(small_miniature, "native,draft", tmp_path / "out", **given).requires())

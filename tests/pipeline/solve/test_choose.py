@@ -12,8 +12,8 @@ from pipeline.report.solve_json import solve_json
 from pipeline.report.solve_table import as_comments, groups_table, limits_table, next_sentence
 from pipeline.report.tables import render_text
 from pipeline.solve.answer import solved_recipe
-from pipeline.solve.choose import binding, choose, smallest_types
-from pipeline.solve.frontier import frontier, group_answers
+from pipeline.solve.choose import choose, require_fits, smallest_types, with_limit
+from pipeline.solve.frontier import binding, frontier, group_answers
 from pipeline.solve.objective import Objective
 from tests.pipeline.solve.asking import file_nbytes, question, recipe, targets
 
@@ -25,11 +25,20 @@ attention = []
 shared = ["Q3_K", "Q8_0"]
 engram_table = []
 """
-SUB_ROLES = 'hyper_connection = "F32"\ncompressor = "BF16"\nindexer = "Q8_0"'
+SUB_ROLES = 'hyper_connection = "F32"'
+FIXED = """
+[[override]]
+sub_roles = ["compressor"]
+type = "BF16"
+
+[[override]]
+sub_roles = ["indexer"]
+type = "Q8_0"
+"""
 
 
 def asked(limit, granularity="sub_role"):
-    return recipe(f'{limit}\ngranularity = "{granularity}"\n{TYPES}', sub_roles=SUB_ROLES)
+    return recipe(f'{limit}\ngranularity = "{granularity}"\n{TYPES}', sub_roles=SUB_ROLES, more=FIXED)
 
 
 def between(part):
@@ -161,7 +170,7 @@ def answered():
 
 def test_the_limit_that_decides_is_the_one_with_least_left(answered):
     one, answer, around = answered
-    assert around.axis == binding(one, answer) == 0
+    assert around.axis == binding(one, answer, seconds=5) == 0
 
 
 def test_along_the_frontier_more_bytes_never_lose_more(answered):
