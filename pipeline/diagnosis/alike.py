@@ -8,11 +8,14 @@ from pathlib import Path
 
 from pipeline.diagnosis import commands
 from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.opened import by_name
 from pipeline.errors import QuantmillError
 from pipeline.gguf.model_file import GgufModel, read_model
+from pipeline.model.roles import sub_role_of
+from pipeline.quant.types import TYPES
 from pipeline.recipe.dump import recipe_toml
 from pipeline.recipe.from_file import recipe_of_file
-from pipeline.recipe.schema import parse_recipe
+from pipeline.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +50,41 @@ def _told(finding: Finding, command: str) -> Finding:
 
 
 def _alike_of(path: Path, model: GgufModel) -> Alike:
-    """What `scripts/recipe` tells; else the same of headers that it does not take; else nothing."""
+    """What `scripts/recipe` tells; else the same of headers that it does not take; else nothing.
+
+    Types that no recipe can name are left for the reader to choose.
+    """
     try:
-        recipe_of_file(read_model(path))
-        return Alike(commands.convert_alike(path))
+        as_read = read_model(path)
+        if all(map(_is_known, by_name(as_read))):
+            recipe_of_file(as_read)
+            return Alike(commands.convert_alike(path))
     except QuantmillError:
         pass
     try:
-        recipe = recipe_toml(recipe_of_file(model).recipe)
-        # Types that no recipe can name are left for the reader to choose.
-        parse_recipe(recipe.encode(), Path(commands.ALIKE_FILE))
+        recipe = _recipe(model)
     except QuantmillError:
+        recipe = None
+    if recipe is None:
         return Alike(commands.convert())
-    return Alike(commands.convert(commands.ALIKE_FILE), recipe)
+    return Alike(commands.convert(commands.ALIKE_FILE), recipe_toml(recipe))
+
+
+def _recipe(model: GgufModel) -> Recipe | None:
+    """The recipe of all tensors that a model of its form has."""
+    files = tuple(
+        replace(file, tensors={n: t for n, t in file.tensors.items() if _is_known(n)})
+        for file in model.files
+    )
+    types = {tensor.type for file in files for tensor in file.tensors.values()}
+    if any(TYPES.get(one.name) != one for one in types):
+        return None
+    return recipe_of_file(GgufModel(files)).recipe
+
+
+def _is_known(name: str) -> bool:
+    try:
+        sub_role_of(name)
+    except KeyError:
+        return False
+    return True

@@ -96,7 +96,7 @@ class Case:
         if self.refusal is not None:
             return Mend(
                 f"{_ended(sentence)} First mend what keeps it from being written anew: "
-                f"{_ended(self.refusal.message())}"
+                f"{_ended(self.refusal.what)}"
             )
         if self.is_pruned and any(graft.sub_role in _OF_EXPERTS for graft in grafts):
             sentence += _ON_CUT

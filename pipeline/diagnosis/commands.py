@@ -84,7 +84,7 @@ def move(old: Path, new: Path) -> str:
 
 def set_key(path: Path, key: str, value: int) -> str:
     """Set a number in a header where it stands; the program comes with the gguf package."""
-    return shlex.join(("gguf-set-metadata", "--force", str(path), key, str(value)))
+    return shlex.join((".venv/bin/gguf-set-metadata", "--force", str(path), key, str(value)))
 
 
 def cut_to(path: Path, nbytes: int) -> str:

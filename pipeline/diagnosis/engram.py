@@ -44,11 +44,12 @@ def check_case_engram(case: Case) -> Iterator[Finding]:
 def _finding(case: Case, problem: EngramError) -> Finding:
     cause = f" {problem.next_step}" if problem.next_step else ""
     is_rows = " rows of " in problem.what or problem.what.startswith("engram: rows")
+    is_lost = is_rows and case.refusal is not None
     return Finding(
         Severity.WRONG,
         f"{problem.what}: {problem.found}, expected {problem.expected}.{cause}",
         (problem.tensor or case.path.name,),
-        Mend(_LOST_ROWS, alike=True) if is_rows else case.rewritten(_WRONG_NUMBERS),
+        Mend(_LOST_ROWS, alike=True) if is_lost else case.rewritten(_WRONG_NUMBERS),
     )
 
 

@@ -63,7 +63,8 @@ def open_model(path: Path) -> Opened:
         findings += _file_findings(header, placed)
     model, refusal = GgufModel(tuple(files)), _refusal(path)
     if refusal is not None and not findings and not stale_totals(model):
-        findings.append(Finding(Severity.STOPS, refusal.message()))
+        mend = Mend("Make its like from the checkpoint:", alike=True)
+        findings.append(Finding(Severity.STOPS, refusal.message(), mend=mend))
     is_whole = len(gathered.shards) == gathered.count
     return Opened(model, tuple(findings), refusal is None, is_whole)
 
@@ -92,7 +93,6 @@ def _as_padded(header: RawHeader) -> tuple[RawHeader, list[Finding]]:
         f"{ALIGNMENT_KEY} says {header.alignment:,} but the data are padded to {ALIGNMENT}",
         (header.path.name,),
         Mend("No reader finds the tensors. Make its like from the checkpoint:", alike=True),
-        "tensor has offset, expected another; failed to read tensor data",
     )
     return plain, [finding]
 

@@ -123,7 +123,9 @@ def _shape_findings(
             f"{counted(len(rest), 'tensor')} of another shape than the file's own keys imply: "
             f"{first.name} is {first.ne}, expected {wanted[first.name]}",
             (spread(tensor.name for tensor in rest),),
-            Mend(
+            case.rewritten("The tables prove other keys. Write it anew; no weight changes:")
+            if case.refusal is None
+            else Mend(
                 "Keys and tensors are of two models. Make its like from the checkpoint:",
                 alike=True,
             ),

@@ -23,6 +23,7 @@ from pipeline.model.layout import Layout
 from pipeline.model.metadata.header_keys import HeaderKeys
 from pipeline.model.metadata.required import MAINLINE_KEYS, NINE_KEYS, UNION_KEYS
 from pipeline.model.prefix import with_right_prefix
+from pipeline.model.roles import sub_role_of
 from pipeline.requant.engram_keys import engram_keys, engram_layers
 from pipeline.requant.retyped import is_of, retyped
 
@@ -40,7 +41,8 @@ _PAD_ID, _RAW_PAD = f"{_P}engram.pad_id", f"{_P}engram.pad_token_id"
 class Completed:
     """A model with the keys it should have had.
 
-    ``added`` names those that it lacked, or had wrong; ``dropped`` those of the other layout.
+    ``added`` names those that it lacked, or had wrong; ``dropped`` those of the other layout, and
+    tensors that no model has.
     """
 
     model: GgufModel
@@ -51,6 +53,8 @@ class Completed:
 def completed(model: GgufModel) -> Completed:
     """``model`` with the engram keys of its layout; those that agree with it stay as they are.
 
+    Tensors of names that are no model's are left out.
+
     A key of another integer type gets the right one, one of the other layout goes, and constants
     that contradict the rows or the tokens are computed again where that leaves no contradiction.
     Models that are no V4.1 target need nothing.
@@ -60,11 +64,13 @@ def completed(model: GgufModel) -> Completed:
             any buckets give; or what would tell a missing key is missing, too.
     """
     renamed = with_right_prefix(model)
-    model = renamed.model
+    # Before tensors go: a dialect is told by them.
+    _refuse_dialect(renamed.model)
+    foreign = tuple(name for name in model.tensors if not _is_known(name))
+    model = _without_tensors(renamed.model, foreign)
     said = model.key_values.get("general.architecture")
     if said is None or said.value != _ARCHITECTURE:
-        return Completed(model, tuple(renamed.keys))
-    _refuse_dialect(model)
+        return Completed(model, tuple(renamed.keys), foreign)
     layout = Layout.MAINLINE if MAINLINE_TABLE in model.tensors else Layout.FORK
     dropped = tuple(_strays(model, layout))
     typed, unlike = _in_right_types(_without(model, dropped), layout)
@@ -72,7 +78,7 @@ def completed(model: GgufModel) -> Completed:
     before, after = renamed.model.key_values, model.key_values
     changed = (key for key in after if key not in before or before[key] != after[key])
     added = tuple(dict.fromkeys([*renamed.keys, *unlike, *changed]))
-    return Completed(model, added, dropped)
+    return Completed(model, added, (*dropped, *foreign))
 
 
 def _refuse_dialect(model: GgufModel) -> None:
@@ -85,6 +91,26 @@ def _refuse_dialect(model: GgufModel) -> None:
             found=f"{dialect.name} ({dialect.makers})",
             next_step=dialect.next_step,
         )
+
+
+def _is_known(name: str) -> bool:
+    try:
+        sub_role_of(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _without_tensors(model: GgufModel, names: Collection[str]) -> GgufModel:
+    if not names:
+        return model
+    kept = (
+        {name: tensor for name, tensor in file.tensors.items() if name not in names}
+        for file in model.files
+    )
+    return GgufModel(
+        tuple(replace(file, tensors=own) for file, own in zip(model.files, kept, strict=True))
+    )
 
 
 def _strays(model: GgufModel, layout: Layout) -> Iterator[str]:

@@ -8,14 +8,17 @@ from pathlib import Path
 
 from pipeline.diagnosis.diagnose import Diagnosis, examine
 from pipeline.diagnosis.opened import Opened
-from pipeline.gguf.keys import KeyValue
+from pipeline.gguf.header import encode_header
+from pipeline.gguf.keys import KeyValue, u32
 from pipeline.gguf.model_file import GgufModel
-from pipeline.gguf.reader import GgufFile, GgufTensor
+from pipeline.gguf.reader import GgufFile, GgufTensor, read_header
+from pipeline.model.config import ModelConfig
+from pipeline.model.engram.arithmetic import row_counts
 from pipeline.model.layout import Layout
 from pipeline.model.metadata.required import UNION_KEYS
 from pipeline.plan import Plan
 from pipeline.quant.types import TYPES
-from tests.gguf_builder import plan_tensors, small_keys, small_plan, write_set
+from tests.gguf_builder import plan_tensors, small_config, small_keys, small_plan, write_set
 from tests.gguf_forms import tensor, with_tensors
 
 P = "deepseek41."
@@ -27,16 +30,23 @@ DELICATE = {"hc_attn_fn": "F32", "hc_ffn_fn": "F32", "ffn_gate_inp": "BF16"}
 
 
 @cache
-def sound_plan(layout: Layout) -> Plan:
+def sound_plan(layout: Layout, config: ModelConfig | None = None) -> Plan:
     """The small model as this project makes it: small tensors whole, experts in MXFP4."""
-    names = [tensor.name for tensor in small_plan(layout).tensors]
+    names = [tensor.name for tensor in small_plan(layout, config).tensors]
     types = {n: kind for n in names for part, kind in DELICATE.items() if f".{part}." in n}
-    return small_plan(layout, factors="F32", types=types)
+    return small_plan(layout, config, factors="F32", types=types)
 
 
-def sound_model(layout: Layout) -> GgufModel:
+def released_lookups() -> ModelConfig:
+    """The small configuration with n-grams and heads as released, which files need not state."""
+    config = small_config()
+    engram = replace(config.engram, max_ngram=4, n_heads=8)
+    return replace(config, engram=replace(engram, n_rows=row_counts(engram)))
+
+
+def sound_model(layout: Layout, config: ModelConfig | None = None) -> GgufModel:
     """Its headers, as those of one file that is nowhere."""
-    plan = sound_plan(layout)
+    plan = sound_plan(layout, config)
     tensors = {
         t.name: GgufTensor(t.name, t.target.shape[::-1], t.type, t.offset, t.nbytes)
         for t in plan.tensors
@@ -86,3 +96,12 @@ def retyped(part, type_name):
         return with_tensors(model, *changed)
 
     return change
+
+
+def with_alignment_key(path: Path, alignment: int = 4096) -> None:
+    """Write the key into a file's header; the data behind it stay padded to 32."""
+    header = read_header(path)
+    stand_in = u32("general.alignmenX", alignment)
+    data = path.read_bytes()[header.data_offset :]
+    head = encode_header([*header.key_values.values(), stand_in], list(header.infos))
+    path.write_bytes(head.replace(b"general.alignmenX", b"general.alignment") + data)

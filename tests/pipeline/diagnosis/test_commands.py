@@ -2,6 +2,7 @@
 
 import shlex
 import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,6 @@ TASKS = {
     "draft": commands.make_draft(),
     "convert": commands.convert(),
     "relayout": commands.relayout(FILE, Layout.FORK),
-    "engram": commands.check_engram(FILE),
     "inspect": commands.inspect(FILE),
 }
 
@@ -37,12 +37,26 @@ def test_every_task_and_option_exists(command):
     assert {word[2:] for word in words if word.startswith("--")} <= options
     named = dict(zip(words[::2], words[1::2], strict=True))
     recipe = named.get("--recipe", "native")
-    assert recipe == commands.RECIPE_FILE or (SHIPPED / f"{recipe}.toml").is_file()
+    ours = (commands.RECIPE_FILE, commands.RECIPE)
+    assert recipe in ours or (SHIPPED / f"{recipe}.toml").is_file()
 
 
 @pytest.mark.parametrize("command", [commands.recipe_from(FILE), commands.doctor(FILE)])
 def test_every_script_exists(command):
     assert (ROOT / shlex.split(command)[0]).is_file()
+
+
+def test_the_program_that_sets_a_key_is_installed():
+    program = Path(shlex.split(commands.set_key(FILE, "split.count", 4))[0])
+    assert program.parent == Path(".venv/bin")
+    (point,) = entry_points(group="console_scripts", name=program.name)
+    assert point.dist.name == "gguf"
+
+
+def test_no_run_begins_where_no_recipe_was_told():
+    told, then = commands.convert_alike(FILE).split(" && ")
+    assert told == f"{commands.recipe_from(FILE)} > {commands.ALIKE_FILE}"
+    assert then == commands.convert(commands.ALIKE_FILE)
 
 
 def finding(*grafts):

@@ -114,7 +114,12 @@ BROKEN = {
         "general.architecture is deepseek4",
         AS_IS,
     ),
-    "offsets": (other_offsets, Severity.WRONG, "bucket offsets, per table", "CheckEngram"),
+    "offsets": (
+        other_offsets,
+        Severity.WRONG,
+        "bucket offsets, per table",
+        AS_IS,
+    ),
     "quantized mix": (retyped(".hc_ffn_fn.", "Q8_0"), Severity.LOSES, "6 tensors of the hyper", ""),
     "bf16 mix": (retyped(".hc_attn_fn.", "BF16"), Severity.LOSES, "stored as BF16", ""),
     "router": (retyped(".ffn_gate_inp.", "Q4_0"), Severity.LOSES, "router matrices", ""),
@@ -132,7 +137,7 @@ BROKEN = {
         lambda m: with_tensors(m, without=["blk.2.indexer.k_norm.weight"]),
         Severity.STOPS,
         "1 tensor missing",
-        "recipe from model.gguf",
+        "--recipe alike.toml",
     ),
     "mtp inside": (
         lambda m: with_tensors(m, extra("blk.6.attn_norm.weight", (64,))),
@@ -140,12 +145,17 @@ BROKEN = {
         "A DSpark stage is no layer",
         AS_IS,
     ),
-    "short array": (short_array, Severity.STOPS, "another length than the model", "recipe from"),
+    "short array": (
+        short_array,
+        Severity.STOPS,
+        "another length than the model",
+        "--recipe alike.toml",
+    ),
     "silent default": (
         lambda m: with_keys(m, without=[f"{P}rope.scaling.factor"]),
         Severity.WRONG,
         "without a word",
-        "recipe from",
+        "--recipe alike.toml",
     ),
     "other layout's keys": (
         lambda m: with_keys(m, u32(f"{P}ple.ngram_size", 4)),
@@ -252,3 +262,20 @@ def test_either_sign_of_small_lists_passes(mainline, name):
     entry = mainline.files[0].key_values[P + name]
     unsigned = array(entry.key, ValueType.UINT32, entry.value)
     assert examined(with_keys(mainline, unsigned)).verdict is Verdict.SOUND
+
+
+def without_candidates(model):
+    names = [k for k in model.files[0].key_values if "candidate" in k]
+    return with_keys(five_of_nine(model), without=names)
+
+
+def test_no_run_is_promised_that_is_refused(fork):
+    found = examined(without_candidates(fork))
+    mend = next(f.mend for f in found.findings if "5 of 9" in f.what)
+    assert "does not say how candidate blocks are selected" in mend.what
+    assert "--recipe alike.toml" in mend.commands[0]
+
+
+@pytest.mark.parametrize("change", [pair[0] for pair in BROKEN.values()], ids=BROKEN)
+def test_no_other_recipe_is_offered(fork, change):
+    assert not any("--recipe native" in command for command in commands_of(examined(change(fork))))

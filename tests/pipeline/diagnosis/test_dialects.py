@@ -1,15 +1,29 @@
 """Other projects' forms of a V4.1 file: each named, with what can be done."""
 
+from pathlib import Path
+
 import pytest
 
-from pipeline.diagnosis.diagnose import Verdict
+from pipeline.diagnosis.diagnose import Verdict, examine
+from pipeline.diagnosis.finding import Finding, Severity
+from pipeline.diagnosis.opened import Opened
+from pipeline.errors import FormatError
 from pipeline.gguf.keys import ValueType, array, text, u32
 from pipeline.model import dialects
 from pipeline.model.dialects import dialect_of
 from pipeline.model.layout import Layout
 from pipeline.quant.types import TYPES
+from pipeline.report.diagnosis_page import diagnosis_page
+from pipeline.requant.complete import completed
 from tests.gguf_forms import extra, tensor, v4_target, with_keys, with_tensors
-from tests.pipeline.diagnosis.models import P, commands_of, examined, sound_model, texts
+from tests.pipeline.diagnosis.models import (
+    P,
+    commands_of,
+    examined,
+    released_lookups,
+    sound_model,
+    texts,
+)
 
 TABLES = ("blk.1.engram_embd.weight", "blk.3.engram_embd.weight")
 
@@ -81,8 +95,8 @@ def test_a_dialect_of_other_tensors_is_refused_by_name(fork, change, dialect):
 
 
 @pytest.mark.parametrize(("change", "dialect"), RELATED.values(), ids=RELATED)
-def test_a_dialect_of_other_keys_is_mended_by_keys(fork, change, dialect):
-    model = change(fork)
+def test_a_dialect_of_other_keys_is_mended_by_keys(change, dialect):
+    model = change(sound_model(Layout.FORK, released_lookups()))
     assert dialect_of(model) is dialect
     found = examined(model)
     assert found.verdict is Verdict.FAULTY
@@ -107,3 +121,28 @@ def test_another_architecture_is_no_model_of_ours(fork):
     )
     assert found.verdict is Verdict.NO_MODEL
     assert "architecture llama" in found.facts[0].value
+
+
+def test_a_dialect_stands_before_what_its_types_look_like(fork):
+    cut = Finding(Severity.STOPS, "the file is cut short")
+    found = examine(Path("model.gguf"), Opened(byte_tables(264)(fork), (cut,), is_readable=False))
+    assert [finding.what[:3] for finding in found.findings] == ["ds4", "the"]
+
+
+@pytest.mark.parametrize("change", [change for change, _ in FOREIGN.values()], ids=FOREIGN)
+def test_no_sentence_about_a_dialect_ends_twice(fork, change):
+    model = change(fork)
+    assert ".." not in diagnosis_page(examined(model))
+    with pytest.raises(FormatError) as told:
+        completed(model)
+    assert ".." not in str(told.value)
+
+
+def test_the_reason_is_told_where_writing_anew_is_refused(fork):
+    """No file of this size says by its tables alone how long n-grams are."""
+    found = examined(without_engram_keys(fork))
+    mend = next(f.mend for f in found.findings if "9 of 9 engram keys" in f.what)
+    with pytest.raises(FormatError) as told:
+        completed(without_engram_keys(fork))
+    assert told.value.what in mend.what
+    assert not any("as-is" in command for command in commands_of(found))

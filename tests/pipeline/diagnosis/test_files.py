@@ -185,8 +185,8 @@ STRANGERS = {
     "part": ("shard.gguf.part", b"GGUF", "go on"),
     "ggjt": ("model.bin", b"tjgg\3\0\0\0", "No engine of today"),
     "zip": ("pytorch_model.bin", b"PK\x03\x04", "safetensors"),
-    "basalt": ("model.basalt", b"BSLT", "--recipe native"),
-    "ftw": ("model.ftw", b"FTW1", "--recipe native"),
+    "basalt": ("model.basalt", b"BSLT", "--recipe RECIPE"),
+    "ftw": ("model.ftw", b"FTW1", "--recipe RECIPE"),
     "other": ("model.gguf", b"RIFFxxxx", "ask its maker"),
 }
 

@@ -73,7 +73,7 @@ def test_missing_constants_are_those_of_the_checkpoint(model, kept):
     assert set(found.added) >= gone & constants(model).keys()
 
 
-@pytest.mark.parametrize("prefix", ["deepseek4.", ""])
+@pytest.mark.parametrize("prefix", ["deepseek4.", "deepseek4.1.", "deepseek_v41.", ""])
 def test_keys_under_another_prefix_are_read(model, prefix):
     moved = [
         replace(entry, key=prefix + key.removeprefix(P))
@@ -91,6 +91,81 @@ def test_a_list_that_names_not_all_layers_is_mended(model):
     found = completed(short)
     assert found.model.key_values[key] == model.key_values[key]
     assert found.added == (key,)
+
+
+def name_of(model, fork, mainline):
+    return P + (fork if is_fork(model) else mainline)
+
+
+def entry_of(model, fork, mainline):
+    return model.key_values[name_of(model, fork, mainline)]
+
+
+def assert_mended(model, *entries):
+    """With ``entries`` in the place of its own, the model is completed to what it was."""
+    other = with_keys(model, *entries)
+    assert {entry.key: other.key_values[entry.key] for entry in entries} != {
+        entry.key: model.key_values.get(entry.key) for entry in entries
+    }
+    found = completed(other)
+    assert {key: found.model.key_values[key] for key in constants(model)} == constants(model)
+    assert set(found.added) == {entry.key for entry in entries}
+
+
+def test_integers_of_another_type_are_said_in_the_right_one(model):
+    sizes = entry_of(model, "engram.primes", "ple.head_vocab_sizes")
+    heads = entry_of(model, "engram.head_count", "ple.heads_per_ngram")
+    pad = model.key_values[f"{P}engram.pad_token_id"]
+    assert_mended(
+        model,
+        replace(sizes, element=ValueType.INT64),
+        replace(heads, type=ValueType.UINT64),
+        replace(pad, type=ValueType.INT32),
+    )
+
+
+def test_what_is_no_integer_is_made_again(model):
+    sizes = entry_of(model, "engram.primes", "ple.head_vocab_sizes")
+    assert_mended(model, text(sizes.key, "primes"))
+
+
+def test_keys_of_the_other_layout_go(model):
+    foreign = u32(name_of(model, "ple.ngram_size", "engram.pad_id"), 3)
+    found = completed(with_keys(model, foreign))
+    assert found.model.key_values == model.key_values
+    assert (found.added, found.dropped) == ((), (foreign.key,))
+
+
+def test_tensors_that_no_model_has_go(model):
+    found = completed(with_tensors(model, extra("blk.0.foo.weight")))
+    assert found.model.tensors == model.tensors
+    assert found.dropped == ("blk.0.foo.weight",)
+
+
+CONTRADICTIONS = {
+    "offsets": ("engram.offsets", "ple.head_offsets", lambda v: v[::-1]),
+    "sizes": ("engram.primes", "ple.head_vocab_sizes", lambda v: (v[0] + 2, *v[1:])),
+    "sizes swapped": ("engram.primes", "ple.head_vocab_sizes", lambda v: (v[1], v[0], *v[2:])),
+    "multipliers": ("engram.multipliers", "ple.layer_multipliers", lambda v: v[::-1]),
+    "map": ("engram.token_map", "engram.token_map", lambda v: v[:-1]),
+    "pad": ("engram.pad_id", "engram.pad_token_id", lambda _: 9_999_999),
+}
+
+
+@pytest.mark.parametrize(
+    ("fork", "mainline", "change"), CONTRADICTIONS.values(), ids=CONTRADICTIONS
+)
+def test_values_that_rows_or_tokens_contradict_are_computed_again(model, fork, mainline, change):
+    entry = entry_of(model, fork, mainline)
+    assert_mended(model, replace(entry, value=change(entry.value)))
+
+
+def test_what_nothing_proves_stays_as_it_is(model):
+    """Rows are missing: no numbers agree with them, and the check is to tell so."""
+    name = "blk.1.engram_embd.weight" if is_fork(model) else "per_layer_token_embd.weight"
+    width, n_rows = model.tensors[name][1].ne
+    found = completed(with_tensors(model, extra(name, (width, n_rows - 1))))
+    assert {key: found.model.key_values[key] for key in constants(model)} == constants(model)
 
 
 def test_rows_that_no_primes_have_are_refused(model):
