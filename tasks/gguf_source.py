@@ -120,12 +120,16 @@ class GgufSource:
 
     @property
     def notes(self) -> Sequence[str]:
-        """The keys that the file should have had."""
-        added = self._named.added
-        if not added:
-            return ()
-        named = ", ".join(added)
-        return (f"The source lacks {len(added)} keys; what else it holds tells them: {named}.",)
+        """The keys that the file should have had, and what it should not."""
+        named, notes = self._named, []
+        if named.added:
+            notes.append(
+                f"The source lacks {len(named.added)} keys or has them wrong; what else it holds "
+                f"tells them: {', '.join(named.added)}."
+            )
+        if named.dropped:
+            notes.append(f"Left out, for no loader wants it: {', '.join(named.dropped)}.")
+        return tuple(notes)
 
     @property
     def release_sha256(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import QuantmillError
+from pipeline.errors import FormatError, QuantmillError
 from pipeline.gguf.model_file import GgufModel, model_stem
 from pipeline.gguf.reader import GgufTensor
 from pipeline.model.contract.form import form_of
@@ -96,7 +96,14 @@ def _target(tensor: GgufTensor, *, is_draft: bool) -> TargetTensor:
 
 
 def _only_type(name: str, tail: str) -> str | None:
-    is_fixed_kind = sub_role_of(name) in (SubRole.NORM, SubRole.BIAS)
+    try:
+        is_fixed_kind = sub_role_of(name) in (SubRole.NORM, SubRole.BIAS)
+    except KeyError as error:
+        raise FormatError(
+            "the file holds a tensor that these models do not have",
+            tensor=name,
+            next_step="scripts/doctor says what kind of file it is.",
+        ) from error
     return _FIXED.get(tail, F32 if is_fixed_kind else None)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import FormatError
 from pipeline.gguf.keys import text
 from pipeline.gguf.model_file import GgufModel, read_model
 from pipeline.model.contract.form import form_of
@@ -33,7 +34,7 @@ from tests.gguf_builder import (
     small_v4_config,
     write_hollow,
 )
-from tests.gguf_forms import tensor, with_keys, with_tensors
+from tests.gguf_forms import extra, tensor, with_keys, with_tensors
 from tests.pipeline.released_plans import ROOT, config_for
 
 SHIPPED = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
@@ -310,3 +311,9 @@ def test_what_a_stranger_stored_opens_no_file_and_takes_no_time(
     assert time.monotonic() - begin < 10
     assert not found.is_recorded
     assert any(told in note for note in found.notes), found.notes
+
+
+def test_a_tensor_of_an_unknown_name_is_told(model: GgufModel) -> None:
+    with pytest.raises(FormatError, match="these models do not have") as caught:
+        recipe_of_file(with_tensors(model, extra("blk.0.strange.weight")))
+    assert caught.value.tensor == "blk.0.strange.weight"

@@ -3,19 +3,21 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
+from pipeline.digest import sha256
 from pipeline.errors import OutputError, PlanError, Problems, RecipeError, SourceError
 from pipeline.recipe.schema import load_recipe
+from tasks.budget_answer import FIRST_LINE, moved
 from tasks.job import Job
 from tasks.request import JobParameters
-from tasks.budget_answer import FIRST_LINE, moved
 from tasks.solve import SolveBudget
 from tests.pipeline.importance.writing import write_imatrix
 from tests.tasks.commands import files_of, luigi
 
-LIMIT = 12_500_000
+LIMIT = 16_300_000
 ASKED = f"""
 description = "Fits."
 allow = ["larger_than_fp4"]
@@ -58,9 +60,7 @@ def ask(small_miniature, tmp_path):
             recipe=str(recipe),
             out=str(tmp_path / "out"),
             name="mini",
-            rows=4,
-            threads=2,
-            **more,
+            **{"rows": 4, "threads": 2, **more},
         )
         return task, tmp_path / "out/mini-fit-fork"
 
@@ -111,9 +111,39 @@ def test_solving_again_measures_nothing_and_writes_the_same(ask, tmp_path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
 
 
-def test_what_does_not_fit_is_told_and_nothing_is_written(ask):
+def test_what_does_not_fit_is_told_and_nothing_is_measured_or_written(ask, monkeypatch):
+    monkeypatch.setattr("tasks.solve.measure", None)
     task, folder = ask(ASKED.replace(str(LIMIT), "1_000_000"))
-    with pytest.raises(PlanError, match="too many"):
+    with pytest.raises(PlanError, match=r"shared_up stays Q8_0 by roles\.shared"):
+        solve(task)
+    assert not folder.exists()
+
+
+def test_the_draft_counts_among_the_files_if_one_is_made(ask):
+    task, folder = ask()
+    solve(task)
+    with_draft = load_recipe(folder / "fit.toml")
+    (limit,) = json.loads((folder / "frontier.json").read_bytes())["limits"]
+    made = Job(replace(task.asked.parameters, recipe=str(folder / "fit.toml")))
+    (draft,) = (plan.nbytes for plan in made.plans if plan.form.is_draft)
+    task, folder = ask(f"{ASKED}\n[draft]\nmode = 'drop'\n".replace(str(LIMIT), str(LIMIT - draft)))
+    solve(task)
+    (less,) = json.loads((folder / "frontier.json").read_bytes())["limits"]
+    assert draft > 1_000_000
+    assert less["used"] == limit["used"] - draft
+    assert load_recipe(folder / "fit.toml").roles == with_draft.roles
+
+
+def test_no_rows_are_nothing_to_judge_by(ask):
+    task, folder = ask(rows=0)
+    with pytest.raises(PlanError, match="--rows 1 or more"):
+        solve(task)
+    assert not folder.exists()
+
+
+def test_an_answer_is_not_called_as_a_document_of_the_output_is(ask):
+    task, folder = ask(f'name = "recipe"\n{ASKED}')
+    with pytest.raises(OutputError, match=r"would be recipe\.toml"):
         solve(task)
     assert not folder.exists()
 
@@ -135,7 +165,8 @@ def test_types_that_no_engine_of_the_layout_reads_are_not_chosen(ask):
     task, folder = ask(said)
     solve(task)
     made = (folder.with_name("mini-fit-mainline") / "fit.toml").read_text()
-    assert "IQ2_K" not in made
+    assert '"IQ2_K"' not in made
+    assert "IQ2_K, which no engine reads in the mainline layout." in made
 
 
 def test_files_of_others_stay(ask):
@@ -170,7 +201,19 @@ def test_an_importance_matrix_makes_its_types_possible(ask, tmp_path):
     path = write_imatrix(tmp_path / "text.gguf", task.asked.targets)
     task, folder = ask(said, imatrix=str(path))
     solve(task)
-    assert load_recipe(folder / "fit.toml").roles.routed == "IQ3_XXS"
+    made = load_recipe(folder / "fit.toml")
+    assert made.roles.routed == "IQ3_XXS"
+    # Given on the command line, it has to be given there again.
+    assert made.imatrix.required
+    assert made.imatrix.file is None
+    written = (folder / "fit.toml").read_text()
+    assert "# Importance matrix: text.gguf\n" in written
+    assert f"# sha256 {sha256(path.read_bytes())}\n" in written
+    task, folder = ask(f'{said}\n[imatrix]\nfile = "text.gguf"\n')
+    solve(task)
+    made = load_recipe(folder / "fit.toml")
+    assert (folder / made.imatrix.file).resolve() == path.resolve()
+    assert "# Importance matrix: text.gguf\n" in (folder / "fit.toml").read_text()
 
 
 @pytest.mark.slow

@@ -31,14 +31,17 @@ PRECEDENCE = {
         'routed = ["Q2_K"]',
         'routed_up = "Q4_K"',
         "blk.0.ffn_up_exps.weight",
-        None,
-    ),
-    "beside it": (
-        'routed = ["Q2_K"]',
-        'routed_up = "Q4_K"',
-        "blk.0.ffn_gate_exps.weight",
         ("Q2_K",),
     ),
+    "only a sub-role named": ('routed_up = ["Q2_K"]', "", "blk.0.ffn_gate_exps.weight", None),
+    "sensitive, role named": ('attention = ["Q8_0"]', "", "blk.0.hc_attn_fn.weight", None),
+    "sensitive, named": (
+        'hyper_connection = ["Q8_0"]',
+        "",
+        "blk.0.hc_attn_fn.weight",
+        ("Q8_0",),
+    ),
+    "router, role named": ('embedding = ["Q8_0"]', "", "blk.0.ffn_gate_inp.weight", None),
     "sub-role named": (
         'routed = ["Q2_K"]\nrouted_up = ["Q6_K"]',
         'routed_up = "Q4_K"',
@@ -49,7 +52,7 @@ PRECEDENCE = {
         'attention = ["Q2_K"]',
         'attention = "Q4_K"',
         "blk.0.attn_q_a.weight",
-        None,
+        ("Q2_K",),
     ),
     "override": ('routed = ["Q2_K"]', "", "blk.3.ffn_up_exps.weight", None),
 }
@@ -89,6 +92,8 @@ def test_types_that_some_tensor_may_not_have_are_left_out_and_the_others_come_sm
     asked = recipe(BUDGET + 'routed_up = ["Q8_0", "IQ2_XXS", "Q3_K", "Q8_0"]')
     (group,) = groups_of(asked, targets(), rule_of(asked))
     assert [t.name for t in group.types] == ["Q3_K", "Q8_0"]
+    ((refused, why),) = group.refused
+    assert (refused.name, why) == ("IQ2_XXS", "importance")
     assert group.nbytes(group.types[0]) < group.nbytes(group.types[1])
 
 

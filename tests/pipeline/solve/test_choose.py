@@ -1,16 +1,19 @@
 """An answer keeps every limit of the real plan, and what cannot be kept is told."""
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from pipeline.errors import PlanError, Problems
+from pipeline.recipe.choose import choose as choice_of
 from pipeline.recipe.resolve import resolve_types
-from pipeline.report.frontier_chart import frontier_png
+from pipeline.report.frontier_chart import frontier_png, tick_labels
 from pipeline.report.solve_json import solve_json
 from pipeline.report.solve_table import as_comments, groups_table, limits_table, next_sentence
 from pipeline.report.tables import render_text
+from pipeline.report.units import scale_for
 from pipeline.solve.answer import solved_recipe
 from pipeline.solve.choose import choose, require_fits, smallest_types, with_limit
 from pipeline.solve.frontier import binding, frontier, group_answers
@@ -38,7 +41,13 @@ type = "Q8_0"
 
 
 def asked(limit, granularity="sub_role"):
-    return recipe(f'{limit}\ngranularity = "{granularity}"\n{TYPES}', sub_roles=SUB_ROLES, more=FIXED)
+    return recipe(
+        f'{limit}\ngranularity = "{granularity}"\n{TYPES}', sub_roles=SUB_ROLES, more=FIXED
+    )
+
+
+def with_limits(limits, types):
+    return question(recipe(f"{limits}\n{types}", sub_roles=SUB_ROLES, more=FIXED))
 
 
 def between(part):
@@ -141,6 +150,24 @@ def test_what_is_too_small_for_every_choice_is_told_by_how_much():
     assert f"{least - 1_000_000:,} too many" in str(raised.value)
 
 
+def test_what_is_fixed_is_named_and_nothing_is_measured_for_it():
+    said = recipe(f"file_nbytes = 1_000_000\n{TYPES}", sub_roles=SUB_ROLES, more=FIXED)
+    one = replace(
+        question(said),
+        losses={},
+        fixed_by={t.name: choice_of(said, t).reason for t in targets()},
+        draft_nbytes=4_321_000,
+    )
+    with pytest.raises(PlanError) as raised:
+        require_fits(one, lambda types: file_nbytes(types) + 4_321_000)
+    told = str(raised.value)
+    assert "engram_dense stays Q8_0 by roles.engram (" in told
+    assert "hyper_connection stays F32 by sub_roles.hyper_connection (" in told
+    assert "compressor stays BF16 by override 1 (compressor) (" in told
+    assert "the draft's file (4,321,000)" in told
+    assert f"{file_nbytes(smallest_types(one)) + 4_321_000:,} with the smallest types" in told
+
+
 def test_every_limit_that_is_missed_is_told():
     one = question(asked("file_nbytes = 1_000_000\nstore_nbytes = 1000"))
     with pytest.raises(Problems, match=r"bytes of all files(.|\n)*bytes of the expert store"):
@@ -180,7 +207,57 @@ def test_along_the_frontier_more_bytes_never_lose_more(answered):
     assert len(around.points) >= 5
     assert all(point.nbytes <= point.limit_nbytes for point in around.points)
     (here,) = [point for point in around.points if point.limit_nbytes == HALF]
-    assert (here.nbytes, here.error) == (answer.used[0], answer.error)
+    assert here.nbytes == answer.used[0]
+    assert len({(point.nbytes, point.error) for point in around.points}) == len(around.points)
+
+
+def test_tables_documents_and_points_have_one_sum(answered):
+    one, answer, around = answered
+    (here,) = [point for point in around.points if point.limit_nbytes == HALF]
+    total = one.error(answer.types)
+    assert here.error == pytest.approx(total, rel=1e-12)
+    assert around.fixed_error == pytest.approx(total - answer.error)
+    assert around.fixed_error > 0
+    groups = group_answers(one, answer)
+    assert f"is {here.error:.6g} (relative)" in " ".join(groups_table(groups, one, answer).notes)
+    document = solve_json("asked", one, answer, around, groups)
+    assert document["error"] == pytest.approx(here.error, rel=1e-12)
+
+
+def test_answers_that_are_the_same_are_one_point():
+    one = question(asked(f"file_nbytes = {between(1)}"))
+    answer = choose(one, file_nbytes, seconds=10)
+    points = frontier(one, answer, seconds=5).points
+    assert len({(point.nbytes, point.error) for point in points}) == len(points)
+    assert between(1) in [point.limit_nbytes for point in points]
+
+
+@pytest.mark.parametrize("part", [0.5, 2])
+def test_a_limit_that_no_choice_changes_does_not_decide(part):
+    types = TYPES.replace('routed = ["Q2_K", "Q3_K", "MXFP4"]\n', "")
+    store = with_limits(f"file_nbytes = {between(part)}\nstore_nbytes = 1_000_000_000", types)
+    room = store.used(smallest_types(store), store.limits[1])
+    one = with_limit(store, 1, room)
+    answer = choose(one, file_nbytes, seconds=10)
+    assert answer.used[1] == room
+    assert binding(one, answer, seconds=5) == 0
+
+
+def test_a_limit_without_which_nothing_changes_does_not_decide():
+    wide = question(asked(f"file_nbytes = {HALF}\nstore_nbytes = 1_000_000_000_000", "layers"))
+    first = choose(wide, file_nbytes, seconds=10)
+    one = with_limit(wide, 1, first.used[1])
+    answer = choose(one, file_nbytes, seconds=10)
+    assert answer.used[0] < HALF
+    assert answer.used[1] == one.limits[1].nbytes
+    assert binding(one, answer, seconds=5) == 0
+
+
+def test_labels_of_an_axis_differ():
+    for ticks in ([66_000_000, 66_000_001], [0.5e9, 1e9, 1.5e9], [1e9]):
+        labels = tick_labels(ticks, scale_for(int(max(ticks))))
+        assert len(set(labels.values())) == len(ticks)
+    assert tick_labels([1e9, 2e9], scale_for(10**9)) == {1e9: "1 GB", 2e9: "2 GB"}
 
 
 def test_the_next_step_is_what_a_new_search_finds(answered):
@@ -254,6 +331,30 @@ def test_tables_say_what_the_answer_says(answered):
     assert sentence.split()[-1] in comments
 
 
+def test_types_that_a_rule_forbids_are_told_with_the_reason(answered):
+    _, _, around = answered
+    said = TYPES.replace('["Q3_K", "Q8_0"]', '["Q3_K", "IQ2_XXS", "Q8_0"]')
+    one = with_limits(f"file_nbytes = {HALF}", said)
+    answer = choose(one, file_nbytes, seconds=10)
+    groups = group_answers(one, answer)
+    (told,) = groups_table(groups, one, answer).notes[2:]
+    assert told == "Not to choose from (shared_gate, shared_up, shared_down): importance."
+    document = solve_json("asked", one, answer, around, groups)
+    names = {g["group"]: [name for name, _ in g["refused"]] for g in document["groups"]}
+    assert names["shared_up"] == ["IQ2_XXS"]
+    assert names["routed_up"] == []
+
+
+def test_what_is_not_proved_is_not_called_so(answered):
+    one, answer, _ = answered
+    for is_done, words in ((True, "the solver knows no better one"), (False, "cut short")):
+        open_one = replace(answer, picks=replace(answer.picks, gap=0.0123, is_done=is_done))
+        told = " ".join(groups_table(group_answers(one, answer), one, open_one).notes)
+        assert words in told
+        assert "none is smaller by more than 1.2 %" in told
+        assert "proved" not in told
+
+
 def test_the_document_has_every_group_and_point(answered):
     one, answer, around = answered
     document = solve_json("asked", one, answer, around, group_answers(one, answer))
@@ -268,3 +369,5 @@ def test_the_picture_is_the_same_every_time(answered):
     first, again = (frontier_png(around.points, HALF, "bytes", "asked") for _ in range(2))
     assert first == again
     assert first != frontier_png(around.points[1:], HALF, "bytes", "asked")
+    assert first != frontier_png(around.points, HALF, "bytes", "asked", fixed_error=0.5)
+    assert frontier_png(around.points[:1], HALF, "bytes", "asked").startswith(b"\x89PNG")

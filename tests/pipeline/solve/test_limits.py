@@ -3,10 +3,12 @@
 import pytest
 
 from pipeline.budget import budget_of, plan_items
+from pipeline.errors import RecipeError
 from pipeline.model.roles import ReadMode, Role
 from pipeline.recipe.budget_table import BudgetTable, Machine
 from pipeline.solve.limits import limits_of
 from tests.pipeline.released_plans import released_plan
+from tests.pipeline.solve.asking import recipe
 
 PLAN = released_plan("served-lean")
 BUDGET = budget_of("plan", plan_items(PLAN))
@@ -68,15 +70,28 @@ def test_a_machine_holds_what_a_token_passes_in_vram_and_all_but_tables_in_memor
     ("said", "titles"),
     [
         ({"vram_nbytes": 10}, ["bytes of dense tensors in VRAM"]),
-        ({"ram_nbytes": 10, "reserve_ram_nbytes": 11}, ["bytes in RAM and VRAM"]),
+        ({"ram_nbytes": 12, "reserve_ram_nbytes": 2}, ["bytes in RAM and VRAM"]),
     ],
 )
 def test_a_machine_without_one_memory_is_limited_by_the_other(said, titles):
     limits = limits_of(BudgetTable(machine=Machine(**said)), PLAN.config)
     assert [limit.title for limit in limits] == titles
-    assert limits[0].nbytes == (0 if "ram_nbytes" in said else 10)
+    assert limits[0].nbytes == 10
 
 
 def test_what_the_budget_says_itself_comes_first():
     titles = list(sums(file_nbytes=1, store_nbytes=1, machine=Machine(ram_nbytes=5)))
     assert titles == ["bytes of all files", "bytes of the expert store", "bytes in RAM and VRAM"]
+
+
+@pytest.mark.parametrize("memory", ["vram", "ram"])
+def test_a_reserve_that_leaves_nothing_is_refused(memory):
+    said = f"[budget.machine]\n{memory}_nbytes = 1_000\nreserve_{memory}_nbytes = 1_000"
+    with pytest.raises(RecipeError, match=f"reserve_{memory}_nbytes leaves nothing"):
+        recipe(f"[budget.types]\nrouted = ['Q3_K']\n{said}")
+
+
+@pytest.mark.parametrize("said", ["", "reserve_ram_nbytes = 5"])
+def test_a_machine_without_a_size_limits_nothing(said):
+    with pytest.raises(RecipeError, match="nothing is limited"):
+        recipe(f"[budget.types]\nrouted = ['Q3_K']\n[budget.machine]\n{said}")
