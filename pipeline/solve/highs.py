@@ -56,8 +56,7 @@ class Programme:
             return ()
         scale = np.maximum(self._costs.max(axis=1), 1.0)
         with quiet():
-            # Type hints of scipy know no sparse matrices here; scipy does.
-            result = linprog(  # type: ignore[call-overload]
+            result = linprog(
                 self._errors / self._span * _SCALE,
                 A_ub=self._costs / scale[:, None],
                 b_ub=np.array(self._rooms, np.float64) / scale,
