@@ -24,7 +24,8 @@ from pipeline.gguf.journal import read_journal
 from pipeline.gguf.part import ShardDigests
 from pipeline.measure import TensorError, read_error
 from pipeline.plan import PlannedShard, PlannedTensor
-from pipeline.quant.types import GgmlType
+from pipeline.quant.dequant import decoders_of
+from pipeline.quant.types import TYPES, GgmlType
 from pipeline.source.spec import Picks
 
 FORMAT_VERSION = 1
@@ -65,6 +66,12 @@ def shard_spec(
         importance: What identifies the importance matrix, for a shard that is made with one.
     """
     encoded = {tensor.type for tensor in shard.tensors if tensor.is_encoded}
+    decoded = {
+        TYPES[matrix.ggml_type]
+        for tensor in shard.tensors
+        for matrix in tensor.target.matrices
+        if tensor.is_encoded and matrix.ggml_type is not None
+    }
     return spec_digest(
         {
             "format": FORMAT_VERSION,
@@ -73,6 +80,7 @@ def shard_spec(
             "sources": [list(stamp) for stamp in sources],
             "quantizer": version_of(encoded) if encoded else None,
             **({} if importance is None else {"importance": list(importance)}),
+            **({"decoder": decoders_of(decoded)} if decoded else {}),
         }
     )
 

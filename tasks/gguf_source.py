@@ -153,11 +153,6 @@ class GgufSource:
         """The file's layout; V4 and a draft have one each, of which there is no choice."""
         return self._form.layout
 
-    @property
-    def has_draft(self) -> bool:
-        """Whether there is a draft."""
-        return self._draft is not None
-
     @cached_property
     def tokenizer(self) -> CarriedVocabulary:
         """The vocabulary's keys as they are."""

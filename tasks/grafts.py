@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -27,6 +27,9 @@ from tasks.origin import Origin
 from tasks.source import Source
 
 _PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
+
+_RELEASED_EXPERTS = {("v4.1", 40, 5120): 384, ("v4", 43, 4096): 256}
+"""Family, layers and width of a released model -> the experts of its layers."""
 
 _MAY_DIFFER = frozenset(
     {"n_experts", "candidate", "scale_block", "engram", "draft", "vision", "compress_ratios"}
@@ -103,11 +106,37 @@ class Taken:
 
 
 class Grafts:
-    """All of them; a source that no tensor is taken from is not opened."""
+    """All that a tensor is taken from; a source that none is taken from is not opened.
 
-    def __init__(self, recipe: Recipe, *, given: str, beside: Path, root: Path) -> None:
+    ``frame``: the tensors of the target, asked for when first needed.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        given: str,
+        beside: Path,
+        root: Path,
+        frame: Callable[[], Sequence[TargetTensor]],
+    ) -> None:
+        require_used([recipe], given)
         self._recipe = recipe
-        self._all = {word: Graft(path, root) for word, path in _paths(recipe, given, beside)}
+        self._given = parse_grafts(given)
+        self._beside = beside
+        self._root = root
+        self._frame = frame
+
+    @cached_property
+    def _all(self) -> Mapping[str, Graft]:
+        """The sources by what the recipe calls them."""
+        if not self._recipe.graft:
+            return {}
+        words = dict.fromkeys(graft_of(self._recipe, target) for target in self._frame())
+        return {word: Graft(self._path(word), self._root) for word in words if word is not None}
+
+    def _path(self, word: str) -> str:
+        return self._given.get(label_of(word)) or _beside(self._recipe, word, self._beside)
 
     def joined(self, first: Checkpoint) -> Checkpoint:
         """``first`` with the files of all others beside its own."""
@@ -194,10 +223,24 @@ class Experts:
 
     @classmethod
     def of(cls, source: Source, keep: KeepList | None) -> Experts:
-        """Those of ``source`` that ``keep`` names; without one, all that it has."""
+        """Those of ``source`` that ``keep`` names; without one, all that it has.
+
+        Raises:
+            PlanError: A released model has more, and nothing says which these are.
+        """
         if keep is not None:
             return cls(keep.n_experts, keep.layers, source.checkpoint.folder)
         n_experts, n_layers = source.config.n_experts, source.config.n_layers
+        whole = _RELEASED_EXPERTS.get((source.config.family, n_layers, source.config.hidden))
+        if whole not in (None, n_experts):
+            raise PlanError(
+                "a source has lost experts and does not say which",
+                file=source.checkpoint.folder,
+                expected=f"{whole} experts, or a keep list",
+                found=f"{n_experts}",
+                next_step="RecoverExperts finds them; put its list beside the checkpoint as "
+                "keep.json.",
+            )
         return cls(n_experts, (tuple(range(n_experts)),) * n_layers, source.checkpoint.folder)
 
     def places_in(self, other: Experts) -> Keep | None:
@@ -233,14 +276,6 @@ class Experts:
         ids = self.layers[layer]
         what = "all" if len(ids) == self.n_all else f"of layer {layer} {shown(ids)}"
         return f"{len(ids):,} of {self.n_all:,} experts ({what})"
-
-
-def _paths(recipe: Recipe, given: str, beside: Path) -> Iterator[tuple[str, str]]:
-    """What the recipe calls its other sources, and where they are."""
-    require_used([recipe], given)
-    paths = parse_grafts(given)
-    for word in words_of(recipe):
-        yield word, paths.get(label_of(word)) or _beside(recipe, word, beside)
 
 
 def _beside(recipe: Recipe, word: str, folder: Path) -> str:

@@ -16,7 +16,7 @@ from pipeline.errors import PlanError, SourceError, raise_problems
 from pipeline.experts.keep import KeepList
 from pipeline.experts.keep_json import read_keep_json
 from pipeline.gguf.keys import KeyValue
-from pipeline.model.config import DRAFT_PREFIX, ModelConfig, read_config
+from pipeline.model.config import ModelConfig, read_config
 from pipeline.model.engram.check import EngramReport, TableShapes, check_checkpoint_engram
 from pipeline.model.layout import Layout
 from pipeline.model.presence import (
@@ -143,11 +143,6 @@ class ModelSource:
     @property
     def layout(self) -> None:
         """A checkpoint has none of the two layouts."""
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether the draft is there."""
-        return any(name.startswith(DRAFT_PREFIX) for name in self.checkpoint.weight_map)
 
     @property
     def own_keys(self) -> Sequence[KeyValue]:

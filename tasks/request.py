@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from pipeline.errors import OutputError, PlanError, RecipeError, raise_problems
@@ -70,6 +70,7 @@ class JobParameters:
     graft: str = ""
 
 
+@lru_cache(maxsize=64)
 def one_of_several(said: JobParameters) -> JobParameters:
     """What of the words ``said`` for several recipes concerns the one that they name here.
 
@@ -188,6 +189,7 @@ class Request:
             given=self.parameters.graft,
             beside=self._recipe_folder,
             root=self._sources_root,
+            frame=lambda: () if self._is_draft_only else self._frame,
         )
 
     @cached_property
@@ -314,7 +316,7 @@ class Request:
                 text("quantmill.recipe", self.recipe.name),
                 self._source_key,
                 text(RECIPE_KEY, recipe_line(self.recipe)),
-                *self.weighing.keys,
+                *self.weighing.keys(targets, types),
                 *self.source.own_keys,
                 # Last, as a cut of the finished file puts them.
                 *keep_keys(self.recorded_keep),

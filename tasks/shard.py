@@ -299,10 +299,15 @@ class WriteShard(ShardTask):
 @ShardTask.event_handler(luigi.Event.PROCESS_FAILURE)  # type: ignore[untyped-decorator]
 def tell_what_it_was_at(task: ShardTask, message: str) -> None:
     """Name the blocks in work when a task process died: a C library that aborts says nothing."""
+    tell_what_was_in_work(task.store, task.spec, f"shard {task.no + 1}", message)
+
+
+def tell_what_was_in_work(store: ShardStore, spec: str, what: str, message: str) -> None:
+    """Tell that the process that filled ``what`` died, and what is noted under ``spec``."""
     error = OutputError(
-        f"the process that filled shard {task.no + 1} died ({message})",
-        file=task.store.path(task.spec),
-        found="at work on " + ("; ".join(task.store.notes(task.spec)) or "nothing yet"),
+        f"the process that filled {what} died ({message})",
+        file=store.path(spec),
+        found="at work on " + ("; ".join(store.notes(spec)) or "nothing yet"),
         next_step="Finished blocks are kept; the same command goes on from there.",
     )
     logging.getLogger("luigi-interface").error("%s", error)

@@ -56,10 +56,6 @@ class Source(Protocol):
         """The layout of its target, where it has one of the two."""
 
     @property
-    def has_draft(self) -> bool:
-        """Whether the draft is there."""
-
-    @property
     def tokenizer(self) -> Vocabulary:
         """What the keys of the vocabulary are made of."""
 

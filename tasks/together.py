@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from tasks.plan import AcceptPlan
 from tasks.progress import Progress
 from tasks.recipe_file import read_recipe
 from tasks.request import one_of_several
-from tasks.shard import errors_of, finish
+from tasks.shard import errors_of, finish, tell_what_was_in_work
 from tasks.targets import ConditionTarget
 
 
@@ -61,10 +62,13 @@ class RunRecipes(JobTask):
         """The finished output of each recipe.
 
         Raises:
-            RecipeError: Two of them would have one folder, or none takes what a graft is given for.
+            RecipeError: Two of them would have one folder, they read different sources, or none
+                takes what a graft is given for.
         """
         require_used([read_recipe(name) for name in recipes_of(self.recipe)], self.graft)
-        _require_own_folders(FillTogether.of(self).jobs)
+        jobs = FillTogether.of(self).jobs
+        _require_own_folders(jobs)
+        _require_one_source(jobs)
         for name in recipes_of(self.recipe):
             yield RunRecipe(**{**self.passed_on(), "recipe": name, "together": self.recipe})
 
@@ -124,9 +128,27 @@ class FillTogether(JobTask):
         with SourceReader(self._readable()) as source, ExitStack() as stack:
             parts = [(job, no, stack.enter_context(_part(job, no))) for job, no in missing.values()]
             self._fill(parts, source)
-            for job, no, part in parts:
-                errors = partial(_errors, job, no, source)
-                finish(job, no, part, n_threads=self.n_threads, errors=errors)
+            self._finish(parts, source)
+
+    @property
+    def noted(self) -> str:
+        """The shard under which it is noted what the workers are at."""
+        return next(iter(self._missing()), self.jobs[0].shard_specs[0])
+
+    def _finish(self, parts: Sequence[tuple[Job, int, ShardPart]], source: SourceReader) -> None:
+        """Read back and publish all parts, several at a time: hashing a file takes one thread."""
+        pool = ThreadPoolExecutor(max(1, self.n_threads // 2), thread_name_prefix="finish")
+        futures = [
+            pool.submit(
+                finish, job, no, part, n_threads=1, errors=partial(_errors, job, no, source)
+            )
+            for job, no, part in parts
+        ]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _missing(self) -> dict[str, tuple[Job, int]]:
         """Shards that are not whole, once each, however many recipes share them."""
@@ -179,12 +201,41 @@ class FillTogether(JobTask):
         quantizer = self.job.quantizer
         quantizer.prepare({w.block.tensor.type for w in wanted if w.block.tensor.is_encoded})
         nbytes = sum(one.block.nbytes for one in wanted)
+        noted = self.noted
+        self.store.forget_notes(noted)
         with Progress(f"{len(parts)} shards together", nbytes) as progress:
-            events = FillEvents(
-                advanced=progress.advance, started=lambda _, block: progress.at(block)
-            )
+
+            def started(slot: int, block: str) -> None:
+                progress.at(block)
+                self.store.note(noted, slot, block)
+
+            events = FillEvents(advanced=progress.advance, started=started)
             groups = grouped(wanted)
             fill_together(groups, source, quantizer, n_threads=self.n_threads, events=events)
+
+
+def _require_one_source(jobs: Sequence[Job]) -> None:
+    """Refuse recipes that mean different files by one name: rows are joined by the names.
+
+    Raises:
+        RecipeError: Their sources differ.
+    """
+    known: dict[str, tuple[SourceFile, Job]] = {}
+    for job in jobs:
+        for name, file in job.checkpoint.files.items():
+            first, other = known.setdefault(name, (file, job))
+            if first != file and _place(first) != _place(file):
+                raise RecipeError(
+                    "recipes of one pass read one source",
+                    file=file.path,
+                    expected=f"{first.path}, as {other.recipe.name}",
+                    found=f"another file of this name for {job.recipe.name}",
+                    next_step="Say --source, or run them one by one.",
+                )
+
+
+def _place(file: SourceFile) -> tuple[object, ...]:
+    return file.path.resolve(), file.nbytes, file.header_sha256, file.modified_ns
 
 
 def _require_own_folders(jobs: Sequence[Job]) -> None:
@@ -207,3 +258,9 @@ def _part(job: Job, no: int) -> ShardPart:
 
 def _errors(job: Job, no: int, source: SourceReader, part: ShardPart) -> tuple[TensorError, ...]:
     return errors_of(job, job.shards[no].tensors, part, source)
+
+
+@FillTogether.event_handler(luigi.Event.PROCESS_FAILURE)  # type: ignore[untyped-decorator]
+def tell_what_they_were_at(task: FillTogether, message: str) -> None:
+    """Name the blocks in work when the process of the pass died."""
+    tell_what_was_in_work(task.store, task.noted, "the shards together", message)

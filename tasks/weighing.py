@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,9 @@ from pipeline.importance.keys import importance_keys
 from pipeline.importance.matrix import ImportanceMatrix, read_importance
 from pipeline.importance.weights import Weights
 from pipeline.model.targets.tensor import TargetTensor
-from pipeline.plan import PlannedShard
+from pipeline.plan import PlannedShard, Transform, transform_of
 from pipeline.quant.guard import takes_importance
+from pipeline.quant.types import GgmlType
 from pipeline.recipe.schema import Recipe
 
 _STACK = re.compile(r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight")
@@ -121,7 +122,13 @@ class Weighing:
         )
         return self.weights.identity if self.weights and uses else None
 
-    @property
-    def keys(self) -> tuple[KeyValue, ...]:
-        """What the target's metadata says of the matrix."""
-        return importance_keys(self.weights.matrix) if self.weights else ()
+    def keys(
+        self, targets: Iterable[TargetTensor], types: Mapping[str, GgmlType]
+    ) -> tuple[KeyValue, ...]:
+        """What the metadata of ``targets`` says of the matrix: nothing where none is made with it.
+
+        A recipe may search no type at all, and be run with the matrix of another beside it.
+        """
+        searched = (t for t in targets if takes_importance(types[t.name]) and self.knows(t))
+        uses = any(transform_of(t, types[t.name]) is Transform.ENCODE for t in searched)
+        return importance_keys(self.weights.matrix) if self.weights and uses else ()

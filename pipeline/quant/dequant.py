@@ -7,8 +7,9 @@ ik_llama.cpp are decoded by its own library, where that is installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from importlib.metadata import version
 
 import gguf
 import numpy as np
@@ -48,6 +49,17 @@ def dequantize(ggml_type: GgmlType, rows: NDArray[np.uint8], n_cols: int) -> NDA
         number = gguf.GGMLQuantizationType(ggml_type.type_id)
         return np.asarray(gguf.quants.dequantize(rows, number), dtype=np.float32)
     return decode(rows).reshape(len(rows), n_cols)
+
+
+def decoders_of(types: Iterable[GgmlType]) -> str:
+    """What decodes ``types``, for digests of what is made of their values.
+
+    Raises:
+        QuantizeError: An ik type, and its library is missing.
+    """
+    families = {ggml_type.family for ggml_type in types}
+    names = [f"gguf {version('gguf')}"] if "mainline" in families else []
+    return "; ".join([*names, *([_ik().version] if "ik" in families else [])])
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.model.roles import SubRole
@@ -83,12 +82,6 @@ def graft_of(recipe: Recipe, target: TargetTensor) -> str | None:
     """From where else ``target`` is taken: the path or label of the first graft that selects it."""
     number = first_graft(recipe, target)
     return None if number is None else recipe.graft[number].origin
-
-
-def grafts_used(recipe: Recipe, targets: Sequence[TargetTensor]) -> dict[str, str]:
-    """Tensor name -> path or label, for the tensors that come from another source."""
-    found = ((target.name, graft_of(recipe, target)) for target in targets)
-    return {name: origin for name, origin in found if origin is not None}
 
 
 def _stored(matrix: MatrixRef) -> str | None:

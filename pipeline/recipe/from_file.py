@@ -136,7 +136,7 @@ def _is_quick(pattern: str | None) -> bool:
 
     Those that repeat repeats take time without end on a name that does not match.
     """
-    repeats = re.findall(r"(?<!\\)[*+{]", pattern or "")
+    repeats = re.findall(r"(?<!\\)[*+?{]", pattern or "")
     return len(repeats) <= _MOST_REPEATS and not re.search(r"\)[*+{]", pattern or "")
 
 

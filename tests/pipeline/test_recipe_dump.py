@@ -300,6 +300,7 @@ def test_a_broken_tensor_is_noted_and_left_out(model: GgufModel) -> None:
         ('extends="native"\n', "extends is not there"),
         ('override=[{match="^(.+)+Z$",type="Q8_0"}]\n', "might take for ever"),
         ('override=[{match=".*.*.*.*Z$",type="Q8_0"}]\n', "might take for ever"),
+        (f'override=[{{match="{".?" * 30}ZZ",type="Q8_0"}}]\n', "might take for ever"),
     ],
 )
 def test_what_a_stranger_stored_opens_no_file_and_takes_no_time(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import luigi
@@ -12,6 +13,7 @@ from pipeline.quant.libraries import Libraries
 from recipes import RunRecipe
 from tasks.job import Job
 from tasks.shard import WriteShard
+from tasks.together import FillTogether
 
 
 class AbortingQuantizer(Libraries):
@@ -50,3 +52,15 @@ class AbortingRecipe(RunRecipe):
     def requires(self) -> Iterator[luigi.Task]:
         for no, spec in enumerate(self.job.shard_specs):
             yield AbortingShard(no=no, spec=spec, **self.passed_on())
+
+
+class AbortingTogether(FillTogether):
+    """The one pass of such jobs."""
+
+    @property
+    def jobs(self):
+        return [open_aborting_job(replace(self.said, recipe=n)) for n in self.together.split(",")]
+
+    @property
+    def job(self):
+        return self.jobs[0]

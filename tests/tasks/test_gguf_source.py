@@ -263,3 +263,21 @@ def test_tasks_for_checkpoints_say_what_to_do_with_a_gguf(tmp_path):
     task = InspectSource(source=str(tmp_path))
     with pytest.raises(SourceError, match="scripts/doctor"):
         task.show()
+
+
+def test_what_decodes_a_source_is_part_of_what_is_made_of_it(
+    small_miniature, tmp_path, monkeypatch
+):
+    """As what encodes it is; what is copied depends on neither."""
+    source = tmp_path / "native.gguf"
+    plan = Job(JobParameters(str(small_miniature), "native", str(tmp_path / "a"))).plans[0]
+    path = write_hollow(plan, source.with_suffix(""))
+    specs = []
+    for version in ("1", "2"):
+        monkeypatch.setattr("pipeline.store.decoders_of", lambda _, v=version: v)
+        job = Job(JobParameters(str(path), "published-q3_k_m", str(tmp_path / "b"), "mainline"))
+        specs.append(job.shard_specs)
+    changed = [one != other for one, other in zip(*specs, strict=True)]
+    encodes = [any(t.is_encoded for t in shard.tensors) for shard in job.shards]
+    assert changed == encodes
+    assert any(changed)

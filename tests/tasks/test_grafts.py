@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tasks.recipe_file import read_recipe
 from tasks.request import JobParameters
 from tests.gguf_builder import write_hollow
 from tests.pipeline.cut.models import keep_of
+from tests.pipeline.released_plans import released_config
 
 
 def plan_of(source, folder, recipe="native", **more):
@@ -255,3 +257,26 @@ def test_a_path_in_a_parents_folder_may_be_said_anew(files, tmp_path):
 def test_labels_may_be_many():
     assert parse_grafts("") == {}
     assert parse_grafts("a=/x/y,b=z=1") == {"a": "/x/y", "b": "z=1"}
+
+
+def test_a_graft_that_another_stands_before_needs_no_source(files, small_miniature, tmp_path):
+    """The parent's `original` is never asked for: what stands here takes all."""
+    (tmp_path / "there").symlink_to(small_miniature)
+    recipe = recipe_file(tmp_path, 'from = "there"\nmatch = "."', extends="served-graft")
+    plan = plan_of(files["published"], tmp_path, recipe)
+    assert all(sources(plan).values())
+
+
+class Released:
+    """As much of a source as tells how many experts it has."""
+
+    def __init__(self, n_experts):
+        self.config = replace(released_config(), n_experts=n_experts)
+        self.checkpoint = SimpleNamespace(folder="somewhere")
+
+
+def test_a_released_model_that_lost_experts_has_to_say_which():
+    """Two that were cut by other tools to one number may have kept others."""
+    assert len(Experts.of(Released(384), None).layers[0]) == 384
+    with pytest.raises(PlanError, match="does not say which"):
+        Experts.of(Released(256), None)

@@ -176,20 +176,31 @@ def test_a_wrong_recipe_fails_before_anything_is_written(small_miniature, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_an_aborting_quantizer_kills_one_task_and_is_named(small_miniature, tmp_path):
-    here = str(Path(__file__).parent)
-    words = ["AbortingRecipe", *map(str, run_recipe(small_miniature)[1:])]
+def aborted(cwd, *words):
     line = command()
     line[line.index("recipes")] = "aborting"
-    result = subprocess.run(
-        [*line, *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": here},
+    return subprocess.run(
+        [*line, *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.slow
+def test_an_aborting_quantizer_is_named_in_a_pass_over_several_recipes(small_miniature, tmp_path):
+    recipes = ("--together", "native,served-lean")
+    result = aborted(tmp_path, "AbortingTogether", *run_recipe(small_miniature)[1:], *recipes)
+    assert result.returncode == 30, result.stderr
+    assert "the process that filled the shards together died" in result.stderr
+    assert re.search(r"at work on .*\.weight \(layers\.", result.stderr)
+
+
+@pytest.mark.slow
+def test_an_aborting_quantizer_kills_one_task_and_is_named(small_miniature, tmp_path):
+    result = aborted(tmp_path, "AbortingRecipe", *run_recipe(small_miniature)[1:])
     assert result.returncode == 30, result.stderr
     assert "died" in result.stderr
     assert "exit code -6" in result.stderr

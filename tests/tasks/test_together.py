@@ -10,8 +10,11 @@ import pytest
 
 from pipeline.errors import RecipeError
 from pipeline.store import ShardStore
+from tasks.job import Job
+from tasks.request import JobParameters
 from tasks.together import FillTogether, RunRecipes
 from tests.pipeline.filling import MIXED
+from tests.pipeline.importance.writing import write_imatrix
 from tests.tasks.commands import command, files_of, luigi, run_recipe
 
 
@@ -132,3 +135,27 @@ def test_a_graft_is_given_to_the_recipes_that_take_it(small_miniature, tmp_path)
     ]
     with pytest.raises(RecipeError, match="takes nothing from original"):
         list(together(small_miniature, "native,draft", tmp_path / "out", **given).requires())
+
+
+def test_recipes_that_read_different_sources_are_refused(small_miniature, tmp_path):
+    """Rows are joined by the names of what they are stored as."""
+    for name in ("a", "b"):
+        shutil.copytree(small_miniature, tmp_path / f"{name} source", copy_function=shutil.copy)
+        own = f'[source]\npath = "{tmp_path / name} source"\n'
+        (tmp_path / f"{name}.toml").write_text(MIXED + own)
+    recipes = ",".join(str(tmp_path / f"{name}.toml") for name in "ab")
+    with pytest.raises(RecipeError, match="recipes of one pass read one source"):
+        list(together("", recipes, tmp_path / "out").requires())
+
+
+def test_a_matrix_that_a_recipe_does_not_use_is_not_in_its_metadata(small_miniature, tmp_path):
+    plain = Job(JobParameters(str(small_miniature), "native", str(tmp_path / "out")))
+    targets = [tensor.target for tensor in plain.plans[0].tensors]
+    imatrix = str(write_imatrix(tmp_path / "i.gguf", targets))
+    made = {"native": False, "lowbit-q2_k": True}
+    for recipe, uses in made.items():
+        parameters = JobParameters(
+            str(small_miniature), recipe, str(tmp_path / "out"), imatrix=imatrix
+        )
+        keys = {entry.key for entry in Job(parameters).plans[0].key_values}
+        assert ("quantize.imatrix.file" in keys) == uses
