@@ -201,7 +201,7 @@ class ModelSource:
     def stored(
         self, wanted: Sequence[TargetTensor], layout: Layout, keep: Keep | None
     ) -> tuple[TargetTensor, ...]:
-        """Tensors of another source's frame, as they are stored here.
+        """Tensors of a frame, its own or another source's, as they are stored here.
 
         Raises:
             PlanError: One is not here, or has another shape.

@@ -46,7 +46,7 @@ class JobTask(luigi.Task):
     """A task of one job. ``threads`` cannot change a byte and is no part of its identity."""
 
     source = luigi.Parameter(
-        default="", description="checkpoint folder, one of its shards, or owner/name@commit"
+        default="", description="checkpoint folder, one of its shards, owner/name@commit, or a GGUF"
     )
     recipe = luigi.Parameter(description="a shipped recipe's name, or a TOML file")
     out = luigi.Parameter(default="out", description="folder for all outputs")
