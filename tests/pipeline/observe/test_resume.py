@@ -82,7 +82,7 @@ def test_death_at_every_few_calls(model, undisturbed, tmp_path):
         assert whole_names(model, len(done)) <= names_in(folder)
         assert np.array_equal(one_life(model.folder, folder, LENGTHS), undisturbed)
         shutil.rmtree(folder)
-        n += 61 if n > 20 else 7
+        n += 113 if n > 20 else 7
     assert n_deaths > 10
 
 
