@@ -72,7 +72,7 @@ class IkQuantizer(LibraryQuantizer):
             "darwin": "lib/libggml.dylib",
             "win32": "lib/ggml.dll",
         },
-        install="'quantmill[ik]'",
+        install=_DISTRIBUTION,
     )
     written = frozenset(t.name for t in TYPES.values() if t.family == "ik")
     always_measured = ABORTS_ON_HUGE

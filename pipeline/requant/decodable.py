@@ -22,7 +22,7 @@ def check_decodable(tensors: Iterable[Typed]) -> Iterator[TypeRuleError]:
                 tensor=", ".join(target.name for target, _ in made[:_SHOWN]) + more,
                 expected=f'{name}, or "source", in the recipe',
                 found=", ".join(sorted({ggml_type.name for _, ggml_type in made})),
-                next_step="pip install 'quantmill[ik]' has the library of ik_llama.cpp's types.",
+                next_step="pip install ik-llama-cpp-python: the library of ik_llama.cpp's types.",
             )
 
 

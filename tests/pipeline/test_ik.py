@@ -260,7 +260,7 @@ def test_the_version_names_package_library_and_machine(ik):
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(QuantizeError, match=r"not installed.*pip install 'quantmill\[ik\]'"):
+    with pytest.raises(QuantizeError, match=r"not installed.*pip install ik-llama-cpp-python"):
         IkQuantizer()
     assert not can_decode(TYPES["IQ4_KS"])
     assert can_decode(TYPES["Q3_K"])

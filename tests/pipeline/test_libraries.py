@@ -89,7 +89,7 @@ def test_mainline_types_need_no_ik(without_ik):
 )
 def test_a_missing_package_is_named_with_its_extra(without_ik, use):
     dequant_module._ik.cache_clear()
-    with pytest.raises(QuantizeError, match=r"ik_llama\.cpp.*pip install 'quantmill\[ik\]'"):
+    with pytest.raises(QuantizeError, match=r"ik_llama\.cpp.*pip install ik-llama-cpp-python"):
         use(Libraries())
 
 
