@@ -27,7 +27,13 @@ def _begin(words, cwd, environment):
             start_new_session=True,
             stdout=log,
             stderr=log,
+            preexec_fn=_hear_interrupts,
         )
+
+
+def _hear_interrupts():
+    """A suite that runs in the background has SIGINT ignored, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def alive(session):
