@@ -16,7 +16,6 @@ from pipeline.gguf.keys import KeyValue, text
 from pipeline.gguf.model_file import draft_stem
 from pipeline.importance.coverage import Coverage
 from pipeline.model.config import ModelConfig
-from pipeline.model.engines import engines_of
 from pipeline.model.layout import Layout
 from pipeline.model.metadata.draft import draft_metadata
 from pipeline.model.metadata.file_type import file_type_id
@@ -35,12 +34,12 @@ from pipeline.requant.keys import RELEASE_KEY
 from pipeline.source.checkpoint import Checkpoint
 from pipeline.store import ShardStore
 from pipeline.verify import check_plan
-from tasks.gguf_source import is_gguf
 from tasks.grafts import Grafts, grafts_for
 from tasks.model_source import KEEP_NAME as KEEP_NAME
 from tasks.model_source import SourceParameters
 from tasks.open_source import source_of
 from tasks.recipe_file import read_recipe, recipe_path
+from tasks.refusals import refuse_idle_words, refuse_own_folder, require_engine
 from tasks.source import Source
 from tasks.weighing import Cuts, Weighing
 
@@ -233,67 +232,18 @@ class Request:
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
         """The plan of each file to make: the target, the draft, or both, as the recipe says."""
-        self._refuse_idle_words()
+        if self._is_draft_only:
+            said = self.parameters
+            refuse_idle_words(self.recipe, keep=said.keep, imatrix=said.imatrix)
         target = () if self._is_draft_only else (self._target_plan(),)
         drops = self.recipe.draft.mode is DraftMode.DROP
-        self._refuse_own_folder()
+        refuse_own_folder(self.folder, self.checkpoint)
         plans = target if drops else (*target, self._draft_plan())
         for plan in plans:
-            self._require_engine(plan)
+            require_engine(plan, self.recipe)
             raise_problems(f"the plan of {plan.name}", list(check_decodable(plan.typed)))
             raise_problems(f"the plan of {plan.name} would not load", check_plan(plan))
         return plans
-
-    def _require_engine(self, plan: Plan) -> None:
-        """Refuse a V4.1 layout whose engines do not read the types, where the other's would.
-
-        Raises:
-            RecipeError: The layout is mainline's and a type is ik_llama.cpp's.
-        """
-        types = {tensor.type for tensor in plan.tensors}
-        if plan.layout is Layout.MAINLINE and not engines_of(plan.form, types):
-            raise RecipeError(
-                f"recipe {self.recipe.name}: no engine reads its types in the mainline layout",
-                found=", ".join(sorted(t.name for t in types if t.family == "ik")),
-                expected="the fork layout, which ik_llama.cpp reads, or types of llama.cpp",
-                next_step='Say --layout fork, or layout = "fork" in [output].',
-            )
-
-    def _refuse_own_folder(self) -> None:
-        """Refuse to put the files of one model where those of another are.
-
-        A checkpoint may lie there: its files have other names, and stay.
-
-        Raises:
-            OutputError: A source, or what tensors are grafted from, is a GGUF in the output folder.
-        """
-        folder = self.folder.resolve()
-        for source_file in self.checkpoint.files.values():
-            path = source_file.path
-            folders = (path.parent.resolve(), path.resolve().parent)
-            if is_gguf(path) and folder in folders:
-                raise OutputError(
-                    "the output folder is that of a source",
-                    file=self.folder,
-                    found=f"{path.name}, which is read",
-                    next_step="Choose another --out or --name.",
-                )
-
-    def _refuse_idle_words(self) -> None:
-        """Refuse what would change nothing.
-
-        Raises:
-            RecipeError: A keep list or an importance matrix is given for a draft alone.
-        """
-        asked = self.parameters
-        idle = [f"--{word}" for word in ("keep", "imatrix") if getattr(asked, word)]
-        if self._is_draft_only and idle:
-            raise RecipeError(
-                f"recipe {self.recipe.name} makes a draft alone, whose experts are never cut and "
-                "which no importance matrix knows",
-                found=" and ".join(idle),
-                next_step=f"Leave {' and '.join(idle)} out: the draft goes with every cut.",
-            )
 
     @property
     def _is_draft_only(self) -> bool:

@@ -70,12 +70,17 @@ class Case:
         """Why it cannot be written anew, every tensor in its type; nothing if it can."""
         return why_not_anew(self.model, self.form)
 
-    def rewritten(self, sentence: str) -> Mend:
-        """Write it anew, no weight touched, if it can be; what is unreadable has to be mended."""
+    def _first(self, sentence: str) -> Mend | None:
+        """What is done instead of writing it anew: a draft is made again, files mended before."""
         if self.form.is_draft:
             return Mend(_ANEW, _DRAFT)
-        if not self.is_readable:
-            return Mend(f"{_ended(sentence)} {_FILES_FIRST}")
+        return None if self.is_readable else Mend(f"{_ended(sentence)} {_FILES_FIRST}")
+
+    def rewritten(self, sentence: str) -> Mend:
+        """Write it anew, no weight touched, if it can be; what is unreadable has to be mended."""
+        first = self._first(sentence)
+        if first is not None:
+            return first
         if self.refusal is not None:
             return Mend(
                 f"It cannot be written anew: {_ended(self.refusal.message())} Make its like from "
@@ -89,10 +94,9 @@ class Case:
 
         A draft is small and made of the checkpoint altogether.
         """
-        if self.form.is_draft:
-            return Mend(_ANEW, _DRAFT)
-        if not self.is_readable:
-            return Mend(f"{_ended(sentence)} {_FILES_FIRST}")
+        first = self._first(sentence)
+        if first is not None:
+            return first
         if self.refusal is not None:
             return Mend(
                 f"{_ended(sentence)} First mend what keeps it from being written anew: "

@@ -76,17 +76,17 @@ layers = "0-1,5,30-"
 optional = true
 type = "source"
 [[graft]]
-from = "/home/someone/original"
+from = "elsewhere/original"
 roles = ["attention"]
 [imatrix]
-file = "/home/someone/m.gguf"
+file = "elsewhere/m.gguf"
 prior = 0.5
 required = true
 [experts]
 keep = "folder/keep.json"
 n_keep = 256
 [source]
-path = "/home/someone/source"
+path = "elsewhere/source"
 [draft]
 mode = "drop"
 [output]
